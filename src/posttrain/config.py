@@ -249,7 +249,9 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a TOML recipe and apply ``key.sub=value`` overrides (values in TOML, bare words as strings)."""
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"recipe {file} does not exist. Give the path of a TOML file, for example recipes/toy_grpo.toml.")
+        raise ConfigError(
+            f"recipe {file} does not exist. Give the path of a TOML file, for example recipes/toy_grpo.toml."
+        )
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -1,0 +1,40 @@
+"""Estimators of KL(policy || reference) on tokens the policy sampled, x = logprobs - ref_logprobs.
+
+k1 = x, k2 = x^2 / 2, k3 = exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html). As a loss, k1 has expected
+gradient 0, k2 the gradient of KL(policy || reference), k3 that of KL(reference || policy) (GRPO's choice);
+``k3_k2`` has k3's value and k2's gradient, token by token.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+Estimator = Literal["k1", "k2", "k3", "k3_k2"]
+LIMIT = 20.0
+
+
+def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """x, [N]; unbiased, may be negative."""
+    return logprobs - ref_logprobs
+
+
+def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """x^2 / 2, [N]."""
+    return 0.5 * (logprobs - ref_logprobs) ** 2
+
+
+def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """exp(-x) - 1 + x, [N]; never negative; x clamped to +-20 inside the exponential."""
+    difference = logprobs - ref_logprobs
+    return (-difference).clamp(-LIMIT, LIMIT).exp() - 1 + difference
+
+
+def k3_k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """k3 in value, k2 in gradient, [N]."""
+    squared = k2(logprobs, ref_logprobs)
+    return k3(logprobs, ref_logprobs).detach() + squared - squared.detach()
+
+
+ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "k3_k2": k3_k2}
