@@ -46,7 +46,7 @@ $(READY): requirements.lock pyproject.toml
 	fi
 	@echo "== installing $(TORCH)"
 	@$(PIP) install --quiet "$(TORCH)"
-	@echo "== installing the other $$(grep -c '^[^#]*==' requirements.lock) packages of requirements.lock, and posttrain"
+	@echo "== installing the $$(grep -c '^[^#]*==' requirements.lock) packages of requirements.lock, and posttrain"
 	@$(PIP) install --quiet -r requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
