@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Estimator = Literal["k1", "k2", "k3", "k3_k2"]
@@ -26,15 +27,18 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """exp(-x) - 1 + x, [N]; never negative; x clamped to +-20 inside the exponential."""
-    difference = logprobs - ref_logprobs
-    return (-difference).clamp(-LIMIT, LIMIT).exp() - 1 + difference
+    """exp(-x) - 1 + x, [N]; never negative; x below -20 counts as -20, with no gradient.
+
+    Clamping x inside the exponential alone would leave the gradient of ``+ x``, which has the wrong sign there.
+    """
+    difference = (logprobs - ref_logprobs).clamp(min=-LIMIT)
+    return torch.expm1(-difference) + difference
 
 
 def k3_k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """k3 in value, k2 in gradient, [N]."""
     squared = k2(logprobs, ref_logprobs)
-    return k3(logprobs, ref_logprobs).detach() + squared - squared.detach()
+    return k3(logprobs, ref_logprobs).detach() + (squared - squared.detach())
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "k3_k2": k3_k2}

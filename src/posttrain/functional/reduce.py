@@ -38,9 +38,9 @@ def token_weights(
 ) -> Tensor:
     """Return the weight of one token of each row, float64 [S], given ``token_counts`` int64 [S] of the WHOLE step.
 
-    ``rollouts`` and ``prompts`` int64 [S] name each row's rollout and prompt (any integers). ``constant`` is L of
-    seq-mean-token-sum-norm. Rows without tokens count nowhere. Raises ValueError for an unknown mode or a missing
-    argument.
+    ``rollouts`` and ``prompts`` int64 [S] name each row's rollout and prompt: any integers, but no two rollouts of
+    the step share one. ``constant`` is L of seq-mean-token-sum-norm. Rows without tokens count nowhere. Raises
+    ValueError for an unknown mode or a missing argument.
     """
     counts = token_counts.to(torch.float64)
     rows = int((token_counts > 0).sum())
