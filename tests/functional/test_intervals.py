@@ -69,7 +69,7 @@ def test_a_single_prompt_says_almost_nothing():
 
 
 def test_a_single_prompt_has_no_standard_error():
-    assert math.isnan(prompt_interval([0.5]).standard_error)
+    assert prompt_interval([0.5]).standard_error is None
 
 
 def test_higher_confidence_is_wider():

@@ -38,8 +38,8 @@ class Interval:
     """Lower bound."""
     high: float
     """Upper bound."""
-    standard_error: float
-    """Standard error of the mean over prompts; NaN for a single prompt."""
+    standard_error: float | None
+    """Standard error of the mean over prompts; None for a single prompt."""
     prompts: int
     """Number of prompts."""
     confidence: float
@@ -54,9 +54,9 @@ def prompt_interval(values: Sequence[float], *, confidence: float = 0.95) -> Int
     Raises ValueError for no value, a value outside [0, 1] or NaN, or a confidence outside (0, 1).
     """
     numbers = _require_numbers(values, confidence=confidence)
-    mean, error = _mean_and_error(numbers)
+    mean, error = float(numbers.mean()), _standard_error(numbers)
     binary = bool(np.all((numbers == 0.0) | (numbers == 1.0)))
-    if binary or np.ptp(numbers) == 0:
+    if binary or error is None or np.ptp(numbers) == 0:
         low, high = wilson(mean, len(numbers), confidence=confidence)
         method: Method = "wilson" if binary else "wilson-degenerate"
     else:
@@ -86,9 +86,9 @@ def paired_difference(left: Sequence[float], right: Sequence[float], *, confiden
             f"a paired difference needs the same prompts on both sides; got {len(before)} and {len(after)}"
         )
     differences = after - before
-    mean, error = _mean_and_error(differences)
+    mean, error = float(differences.mean()), _standard_error(differences)
     method: Method = "student"
-    if np.ptp(differences) == 0:
+    if error is None or np.ptp(differences) == 0:
         method = "wilson-degenerate"
         half = wilson(0.0, len(differences), confidence=confidence)[1]
     else:
@@ -151,10 +151,8 @@ def _expand_quantile(z: float, degrees: int) -> float:
     return z + first / degrees + second / degrees**2 + third / degrees**3
 
 
-def _mean_and_error(numbers: np.ndarray) -> tuple[float, float]:
-    count = len(numbers)
-    error = float(numbers.std(ddof=1)) / math.sqrt(count) if count > 1 else float("nan")
-    return float(numbers.mean()), error
+def _standard_error(numbers: np.ndarray) -> float | None:
+    return float(numbers.std(ddof=1)) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
 
 
 def _require_numbers(values: Sequence[float], *, confidence: float) -> np.ndarray:
