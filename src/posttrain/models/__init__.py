@@ -1,1 +1,1 @@
-"""."""
+"""Models: loading, attention, heads, adapters, threads and the offline toy."""
