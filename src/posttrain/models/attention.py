@@ -23,7 +23,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from posttrain.models.masked_attention import attend_masked, causal_mask
-from posttrain.models.segments import Segments, bucket_segments
+from posttrain.models.segments import bucket_segments
 from posttrain.types import Block
 
 NAME = "posttrain"
@@ -64,7 +64,9 @@ class BlockPlan:
         prefixes = [(b.prefix_start, b.prefix_length) for b in self.blocks if b.prefix_length]
         branches = [branch for block in self.blocks for branch in block.branches]
         self.width = _check_cover(prefixes + branches)
-        self.longest = max((b.prefix_length + size for b in self.blocks for _, size in (*b.branches, (0, 0))), default=0)
+        self.longest = max(
+            (b.prefix_length + size for b in self.blocks for _, size in (*b.branches, (0, 0))), default=0
+        )
         self.causal = bucket_segments(prefixes + branches, device)
         self.crosses = [
             (slice(b.prefix_start, b.prefix_start + b.prefix_length), _span(b.branches))
@@ -230,15 +232,22 @@ def attention_forward(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attention_plan is not None:
         return attention_plan.attend(module, query, key, value, scaling, window=sliding_window), None
+    return attend_rows(query, key, value, scaling, window=sliding_window), None
+
+
+def attend_rows(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, window: int | None = None
+) -> torch.Tensor:
+    """Attend plainly causally in every row [batch, heads, tokens, size]; returns [batch, tokens, heads, size]."""
     tokens = query.shape[2]
     mask = None
-    if sliding_window is not None and sliding_window < tokens:
-        mask = causal_mask(tokens, 0, window=sliding_window, device=query.device)
+    if window is not None and window < tokens:
+        mask = causal_mask(tokens, 0, window=window, device=query.device)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
     )
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2)
 
 
 def no_mask(*_: Any, **__: Any) -> None:
@@ -255,4 +264,4 @@ AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, no_mask)
 
 
-__all__ = ["NAME", "AttentionPlan", "BlockPlan", "Segments", "UnsupportedAttention", "attention_forward", "use"]
+__all__ = ["NAME", "AttentionPlan", "BlockPlan", "UnsupportedAttention", "attend_rows", "attention_forward", "use"]

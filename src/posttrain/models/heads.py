@@ -53,7 +53,8 @@ def find_head(model: Any) -> Head:
         module=module,
         weight=module.weight if plain else None,
         bias=module.bias if plain else None,
-        scale=float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0),
+        scale=float(getattr(config, "logit_scale", None) or 1.0)
+        / float(getattr(config, "logits_scaling", None) or 1.0),
         softcap=getattr(config, "final_logit_softcapping", None),
     )
 
@@ -74,7 +75,9 @@ def token_logprobs(
     counts as 1. The entropy carries a gradient only if asked. Logits of -inf have probability 0.
     """
     if hidden.ndim != 2 or targets.shape != hidden.shape[:1]:
-        raise ValueError(f"expected hidden [N, H] and targets [N], got {tuple(hidden.shape)} and {tuple(targets.shape)}")
+        raise ValueError(
+            f"expected hidden [N, H] and targets [N], got {tuple(hidden.shape)} and {tuple(targets.shape)}"
+        )
     job = _Job(
         head=head,
         temperature=temperature or 1.0,
@@ -174,9 +177,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, unit, kept = ctx.saved_tensors
         needs = ctx.needs_input_grad[:3]
         if ctx.job.linear:
@@ -184,9 +185,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grads = _linear_gradients(ctx.job, push, hidden, weight, bias, targets, kept, needs)
             grads[0] = unit * push[:, None] if unit is not None else None
         else:
-            grads = _general_gradients(
-                ctx.job, grad_logprobs, grad_entropy, hidden, weight, bias, targets, needs
-            )
+            grads = _general_gradients(ctx.job, grad_logprobs, grad_entropy, hidden, weight, bias, targets, needs)
         return (*grads, None, None)
 
 
@@ -243,7 +242,10 @@ def _general_gradients(
     needs: tuple[bool, ...],
 ) -> list[torch.Tensor | None]:
     """Gradients through softcap and entropy: each tile is recomputed and its dz written out."""
-    grads = [None if x is None or not need else torch.zeros_like(x) for x, need in zip((hidden, weight, bias), needs, strict=True)]
+    grads = [
+        None if x is None or not need else torch.zeros_like(x)
+        for x, need in zip((hidden, weight, bias), needs, strict=True)
+    ]
     for tile in job.tiles(len(hidden), len(weight), _wide(weight.dtype).itemsize):
         logs, slope = job.log_softmax(hidden[tile], weight, bias)
         dz = _logit_gradient(logs, targets[tile], grad_logprobs[tile], grad_entropy[tile], job, bias is not None)

@@ -48,7 +48,9 @@ def token_batch(microbatch: Microbatch, *, dtype: torch.dtype, device: torch.dev
     """
     samples = microbatch.samples
     counts = np.array([int(sample.loss_mask.sum()) for sample in samples], np.int64)
-    names = [name for name in (samples[0].token_weight if samples else ()) if all(name in s.token_weight for s in samples)]
+    names = [
+        name for name in (samples[0].token_weight if samples else ()) if all(name in s.token_weight for s in samples)
+    ]
 
     def floats(arrays: Sequence[np.ndarray]) -> torch.Tensor:
         return torch.as_tensor(_select(samples, arrays), dtype=dtype, device=device)

@@ -6,6 +6,7 @@ shorter ones filled up on the right with copies of their last token, which causa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -20,7 +21,7 @@ class Segments:
     def __init__(self, segments: Sequence[Segment], device: torch.device | str) -> None:
         """Find out whether a view will do, or build the gather indices."""
         starts = [start for start, _ in segments]
-        steps = {later - earlier for earlier, later in zip(starts, starts[1:], strict=False)}
+        steps = {later - earlier for earlier, later in itertools.pairwise(starts)}
         self.count = len(segments)
         self.length = max(length for _, length in segments)
         self.start, self.step = starts[0], min(steps, default=0)

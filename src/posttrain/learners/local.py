@@ -1,0 +1,259 @@
+"""Trains the weights in this process: forward and backward over microbatches, AdamW, full or through LoRA.
+
+The model object may be shared with an engine: its attention implementation is set before each forward and nothing
+else about it changes between calls. Dropout is off, that of LoRA's own excepted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from safetensors.torch import load_file, save_file
+
+from posttrain.config import Settings
+from posttrain.errors import ConfigError, RecordError
+from posttrain.models.checkpointing import checkpointed_layers, enable_checkpointing
+from posttrain.models.heads import KEEP_BYTES, TILE_BYTES
+from posttrain.models.optimizer import (
+    Schedule,
+    build_adamw,
+    clip_gradients,
+    global_norm,
+    optimizer_tensors,
+    restore_optimizer,
+    scheduled_rate,
+)
+from posttrain.models.rows import tensors, token_batch
+from posttrain.models.scoring import Scorer, causal_model
+from posttrain.models.selftest import supported_layouts
+from posttrain.models.storage import has_adapter, load_weights, save_weights
+from posttrain.protocols import LossFunction, NamedTensors
+from posttrain.types import Layout, Microbatch, Needs, Stat, StepStats
+
+__all__ = ["Config", "LocalLearner"]
+
+
+class Config(Settings):
+    """How the weights move."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of AdamW's first and second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decay of matrices; norms, biases and embeddings never decay."""
+    schedule: Schedule = "constant"
+    """How the rate goes on after the warm-up: constant, linear or cosine to zero at the end of the run."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps over which the rate rises."""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Global gradient norm above which the gradient is scaled down; none switches it off."""
+    tile_bytes: int = Field(TILE_BYTES, gt=0)
+    """Size of one tile of logits."""
+    keep_bytes: int = Field(KEEP_BYTES, ge=0)
+    """Most bytes of probabilities kept from forward to backward; beyond it they are recomputed."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward instead of keeping its activations: less memory, a third more time."""
+
+
+class LocalLearner:
+    """Owns weights, optimizer and schedule; see `posttrain.protocols.Learner`."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: Any,
+        temperature: float,
+        total_steps: int,
+        needs: Needs,
+        reference_model: Any | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Test the model's layouts and set up the optimizer.
+
+        ``model`` is a transformers causal language model, or a peft model whose adapters train. ``temperature``
+        divides the logits as in sampling. ``seed`` matters only to LoRA dropout. Raises ModelError or ConfigError.
+        """
+        if needs.values:
+            raise ConfigError(
+                "learner 'local' has no critic, but the algorithm needs values; choose one without a critic"
+            )
+        self.config, self.model, self.needs, self.seed = config, model, needs, seed
+        self.total_steps = total_steps
+        self.calls = 0
+        """Calls of `step`, skipped ones included; the schedule goes by them."""
+        self._version = 0
+        self._microbatches = 0
+        self._reference_model = reference_model
+        model.eval()
+        support = supported_layouts(model)
+        self.layouts: frozenset[Layout] = support.layouts
+        self.layout_reason: str = support.reason
+        self._scorer = Scorer(
+            model=causal_model(model),
+            head=support.head,
+            implementation=support.implementation,
+            temperature=temperature,
+            tile_bytes=config.tile_bytes,
+            keep_bytes=config.keep_bytes,
+        )
+        self._reference = self._build_reference()
+        self._optimizer = build_adamw(model, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+        self._layers = checkpointed_layers(model) if config.gradient_checkpointing else []
+        if config.gradient_checkpointing:
+            enable_checkpointing(causal_model(model))
+        self._dropouts = [m for n, m in model.named_modules() if "lora_dropout" in n and getattr(m, "p", 0.0) > 0]
+
+    @property
+    def version(self) -> int:
+        """Number of optimizer steps that changed the weights."""
+        return self._version
+
+    def logprobs(self, microbatch: Microbatch, *, reference: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Return float64 (log-probability, entropy) [N] of the trained tokens, without gradient.
+
+        The reference is the model without its adapters, or the reference model; ConfigError if there is neither.
+        """
+        self._check_layout(microbatch)
+        with torch.no_grad():
+            rows = tensors(microbatch, self._device)
+            if not reference:
+                found = self._scorer.score(rows)
+            elif has_adapter(self.model):
+                with self.model.disable_adapter():
+                    found = self._scorer.score(rows)
+            elif self._reference is not None:
+                found = self._reference.score(tensors(microbatch, next(self._reference.model.parameters()).device))
+            else:
+                raise ConfigError(
+                    "reference log-probabilities are asked for, but there is neither LoRA nor a reference model"
+                )
+        return found[0].double().cpu().numpy(), found[1].double().cpu().numpy()
+
+    def forward_backward(self, microbatch: Microbatch, loss: LossFunction) -> Mapping[str, Stat]:
+        """Add the gradient of ``loss`` over the microbatch's trained tokens; return the loss's stats."""
+        self._check_layout(microbatch)
+        with torch.enable_grad(), self._training():
+            logprobs, entropy = self._scorer.score(
+                tensors(microbatch, self._device), entropy_gradient=self.needs.entropy
+            )
+            batch = token_batch(microbatch, dtype=logprobs.dtype, device=self._device)
+            result = loss(batch, logprobs, entropy, None)
+            if result.total.requires_grad:
+                torch.autograd.backward(result.total)
+        return result.stats
+
+    def step(self) -> StepStats:
+        """Clip, update, clear the gradient, advance the schedule.
+
+        A gradient that is not finite is cleared and changes nothing but the schedule; without any gradient the
+        weights and their version stay too.
+        """
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = global_norm(gradients)
+        rate = self._rate()
+        self.calls += 1
+        self._microbatches = 0
+        finite = math.isfinite(norm)
+        if finite and gradients:
+            clip_gradients(gradients, norm, self.config.max_grad_norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+            self._version += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepStats(grad_norm=norm, learning_rate=rate, skipped=not finite, version=self._version)
+
+    def named_tensors(self) -> NamedTensors:
+        """Return name and parameter in the model's own order; tied weights come once."""
+        return [(name, parameter) for name, parameter in self.model.named_parameters()]
+
+    def save(self, folder: Path) -> None:
+        """Write the standalone model, the adapter if any, the optimizer's tensors and the counters."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_weights(self.model, folder)
+        save_file(optimizer_tensors(self._optimizer, self._names()), folder / "optimizer.safetensors")
+        state = {"calls": self.calls, "version": self._version, "total_steps": self.total_steps}
+        state |= self.config.model_dump(mode="json", include={"learning_rate", "schedule", "warmup_steps"})
+        (folder / "learner.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        """Take over what `save` wrote; training then continues bit for bit. Raises RecordError if it does not fit."""
+        try:
+            state = json.loads((folder / "learner.json").read_text(encoding="utf-8"))
+            moments = load_file(folder / "optimizer.safetensors")
+        except (OSError, ValueError) as error:
+            raise RecordError(f"learner state in {folder} cannot be read: {error}") from error
+        load_weights(self.model, folder)
+        restore_optimizer(self._optimizer, self._names(), moments)
+        self._optimizer.zero_grad(set_to_none=True)
+        self.calls, self._version, self._microbatches = int(state["calls"]), int(state["version"]), 0
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(next(self.model.parameters()).device)
+
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for name, parameter in self.model.named_parameters()}
+
+    def _rate(self) -> float:
+        settings = self.config
+        return scheduled_rate(
+            settings.learning_rate,
+            self.calls,
+            total=self.total_steps,
+            warmup=settings.warmup_steps,
+            schedule=settings.schedule,
+        )
+
+    def _build_reference(self) -> Scorer | None:
+        """Return a scorer of the reference model; its own self-test may narrow the layouts."""
+        if self._reference_model is None:
+            return None
+        self._reference_model.eval().requires_grad_(False)
+        support = supported_layouts(self._reference_model)
+        if not self.layouts <= support.layouts:
+            self.layouts &= support.layouts
+            self.layout_reason = f"reference model: {support.reason}"
+        return Scorer(
+            model=causal_model(self._reference_model),
+            head=support.head,
+            implementation=support.implementation,
+            temperature=self._scorer.temperature,
+            tile_bytes=self.config.tile_bytes,
+        )
+
+    def _check_layout(self, microbatch: Microbatch) -> None:
+        if microbatch.layout not in self.layouts:
+            raise ConfigError(
+                f"layout '{microbatch.layout}' gives other numbers than this model ({self.layout_reason}); "
+                f"use one of {', '.join(sorted(self.layouts))}"
+            )
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Turn on what differs from evaluation: recomputed layers, and LoRA dropout from a seed of its own."""
+        switched = [*self._layers, *self._dropouts]
+        for module in switched:
+            module.training = True
+        devices = [self._device] if self._device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices=devices, enabled=bool(self._dropouts)):
+                if self._dropouts:
+                    words = np.random.SeedSequence((self.seed, self.calls, self._microbatches)).generate_state(2)
+                    torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+                self._microbatches += 1
+                yield
+        finally:
+            for module in switched:
+                module.training = False
