@@ -12,6 +12,12 @@ def weights(mode: str, **arguments) -> list[float]:
     return token_weights(mode, COUNTS, **arguments).tolist()
 
 
+def labelled(labels: list[int]) -> dict:
+    """Every argument any mode may want; rows with an even label are positive."""
+    tensor = torch.tensor(labels, dtype=torch.int64)
+    return {"rollouts": tensor, "prompts": tensor, "constant": 8.0, "positive": tensor % 2 == 0}
+
+
 def test_token_mean_gives_every_token_the_same():
     assert [1 / 9] * 4 == pytest.approx(weights("token-mean"), abs=1e-15)
 
@@ -48,40 +54,53 @@ def test_prompt_mean_gives_every_prompt_the_same():
     assert [1 / 8, 1 / 10, 1 / 10] == pytest.approx([actual[i] for i in (0, 1, 3)], abs=1e-15)
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "rollout-mean", "prompt-mean"])
+def test_positive_mean_leaves_the_other_rows_out():
+    actual = weights("positive-token-mean", positive=torch.tensor([True, False, True, True]))
+    assert [1 / 6, 0.0, 1 / 6, 1 / 6] == pytest.approx(actual, abs=1e-15)
+
+
+def test_positive_mean_without_a_positive_row_is_zero():
+    assert [0.0] * 4 == weights("positive-token-mean", positive=torch.zeros(4, dtype=torch.bool))
+
+
+def test_positive_mean_refuses_missing_labels():
+    with pytest.raises(ValueError, match="positive"):
+        weights("positive-token-mean")
+
+
+MEANS = ["token-mean", "seq-mean-token-mean", "rollout-mean", "prompt-mean", "positive-token-mean"]
+
+
+@pytest.mark.parametrize("mode", MEANS)
 def test_means_sum_to_one_over_the_batch(mode):
-    labels = torch.tensor([0, 0, 1, 1])
-    total = (token_weights(mode, COUNTS, rollouts=labels, prompts=labels) * COUNTS).sum()
+    total = (token_weights(mode, COUNTS, **labelled([0, 0, 1, 1])) * COUNTS).sum()
     assert pytest.approx(1.0, abs=1e-15) == float(total)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_added_empty_row_changes_nothing(mode):
-    arguments = {"rollouts": torch.tensor([0, 1, 2]), "prompts": torch.tensor([0, 1, 2]), "constant": 8.0}
-    without = token_weights(mode, torch.tensor([4, 3, 2]), **arguments)
-    added = {"rollouts": torch.tensor([0, 1, 2, 3]), "prompts": torch.tensor([0, 1, 2, 3]), "constant": 8.0}
-    assert without.tolist() == token_weights(mode, torch.tensor([4, 3, 2, 0]), **added)[:3].tolist()
+    without = token_weights(mode, torch.tensor([4, 3, 2]), **labelled([0, 1, 2]))
+    added = token_weights(mode, torch.tensor([4, 3, 2, 0]), **labelled([0, 1, 2, 3]))
+    assert without.tolist() == added[:3].tolist()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_row_order_permutes_the_weights(mode):
-    labels, order = torch.tensor([0, 0, 1, 1]), torch.tensor([3, 1, 0, 2])
-    direct = token_weights(mode, COUNTS, rollouts=labels, prompts=labels, constant=8.0)
-    permuted = token_weights(mode, COUNTS[order], rollouts=labels[order], prompts=labels[order], constant=8.0)
+    labels, order = [0, 0, 1, 1], [3, 1, 0, 2]
+    direct = token_weights(mode, COUNTS, **labelled(labels))
+    permuted = token_weights(mode, COUNTS[order], **labelled([labels[i] for i in order]))
     assert direct[order].tolist() == permuted.tolist()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_all_empty_batch_is_finite(mode):
-    labels = torch.tensor([0, 1])
-    actual = token_weights(mode, torch.tensor([0, 0]), rollouts=labels, prompts=labels, constant=8.0)
+    actual = token_weights(mode, torch.tensor([0, 0]), **labelled([0, 1]))
     assert bool(actual.isfinite().all())
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_rows_at_all_gives_no_weights(mode):
-    none = torch.zeros(0, dtype=torch.int64)
-    assert [] == token_weights(mode, none, rollouts=none, prompts=none, constant=8.0).tolist()
+    assert [] == token_weights(mode, torch.zeros(0, dtype=torch.int64), **labelled([])).tolist()
 
 
 def test_unknown_mode_names_the_choices():

@@ -75,3 +75,8 @@ def same(expected: Any, actual: Any, tolerance: float = 1e-9) -> bool:
             same(a, b, tolerance) for a, b in zip(expected, actual, strict=True)
         )
     return abs(float(expected) - float(actual)) <= tolerance * max(1.0, abs(float(expected)))
+
+
+def uncovered(name: str, *covers: dict[str, Any]) -> set[str]:
+    """Golden keys that no test covers, and covered keys that are not golden."""
+    return set(golden(name)) ^ set().union(*covers)

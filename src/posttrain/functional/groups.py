@@ -33,3 +33,64 @@ def standardised(rewards: Tensor, *, epsilon: float = 1e-6, ddof: int = 1, toler
     if degenerate(rewards, tolerance):
         return torch.zeros_like(rewards)
     return (rewards - rewards.mean()) / (rewards.std(correction=ddof) + epsilon)
+
+
+def length_weighted(rewards: Tensor, lengths: Tensor, *, tolerance: float = 0.0) -> Tensor:
+    """Reward minus the mean weighted by sampled tokens, [G]: OPO, arXiv 2505.23585.
+
+    The variance-optimal baseline if the squared gradient of a row grows with its length. Plain mean if no row has
+    tokens.
+    """
+    if degenerate(rewards, tolerance):
+        return torch.zeros_like(rewards)
+    weights = lengths.to(rewards.dtype)
+    if not bool(weights.any()):
+        return centred(rewards)
+    return rewards - (weights * rewards).sum() / weights.sum()
+
+
+def mean_scaled(rewards: Tensor, *, epsilon: float = 1e-6, tolerance: float = 0.0) -> Tensor:
+    """Centred reward over (group mean + epsilon), [G]: MaxRL, arXiv 2602.02710. Rewards must not be negative.
+
+    With rewards 0 and 1 this is the gradient of log p, p the pass rate, instead of p's. Raises ValueError for a
+    negative reward, whose sign the division would turn around.
+    """
+    if bool((rewards < 0).any()):
+        raise ValueError(f"mean-scaled advantages need rewards of at least 0, got {float(rewards.min())}")
+    if degenerate(rewards, tolerance):
+        return torch.zeros_like(rewards)
+    return (rewards - rewards.mean()) / (rewards.mean() + epsilon)
+
+
+def best_over_second(
+    rewards: Tensor, *, scale: bool = True, epsilon: float = 1e-6, ddof: int = 1, tolerance: float = 0.0
+) -> Tensor:
+    """The best rollout gets its lead over the second, the others 0, [G]: pass@k training, arXiv 2503.19595.
+
+    With ``scale`` over (group standard deviation + epsilon). A tie at the top gives zeros: with rewards 0 and 1 it
+    moves only when exactly one rollout is right.
+    """
+    result = torch.zeros_like(rewards)
+    if degenerate(rewards, tolerance):
+        return result
+    top = rewards.topk(2)
+    lead = top.values[0] - top.values[1]
+    result[top.indices[0]] = lead / (rewards.std(correction=ddof) + epsilon) if scale else lead
+    return result
+
+
+def parts_standardised(
+    parts: Tensor, weights: Tensor, *, epsilon: float = 1e-6, ddof: int = 1, tolerance: float = 0.0
+) -> Tensor:
+    """Standardise each reward part [K, G] in its group, then sum by ``weights`` [K]; [G]. GDPO, arXiv 2601.05242.
+
+    Summing first would let the part of largest variance swallow the others. The paper then whitens over the whole
+    batch: see ``batch_standardised``.
+    """
+    rows = [standardised(part, epsilon=epsilon, ddof=ddof, tolerance=tolerance) for part in parts]
+    return (weights.to(parts.dtype)[:, None] * torch.stack(rows)).sum(0)
+
+
+def batch_standardised(values: Tensor, *, epsilon: float = 1e-6, ddof: int = 1) -> Tensor:
+    """Standardise one number per rollout, [S], over all groups of the batch (GDPO's second step)."""
+    return standardised(values, epsilon=epsilon, ddof=ddof)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.functional.masked import row_mean
+from posttrain.functional.recursion import turn_spans
 
 LIMIT = 20.0
 
@@ -24,6 +25,14 @@ def sequence_ratio(
 ) -> Tensor:
     """Geometric mean ratio of each row, [count]; exactly 1 for a row without tokens."""
     return row_mean(logprobs - old_logprobs, samples, count).clamp(-limit, limit).exp()
+
+
+def turn_ratio(
+    logprobs: Tensor, old_logprobs: Tensor, samples: Tensor, turns: Tensor, *, limit: float = LIMIT
+) -> Tensor:
+    """Geometric mean ratio of each token's turn, [N], the same inside a turn (Turn-PPO, arXiv 2512.17008)."""
+    spans, rows = turn_spans(samples, turns)
+    return sequence_ratio(logprobs, old_logprobs, spans, len(rows), limit=limit)[spans]
 
 
 def straight_through_sequence_ratio(

@@ -10,6 +10,7 @@ seq-mean-token-sum-norm   1 / (C L)             Dr.GRPO (arXiv 2503.20783), L a 
 token-sum                 1                     does not sum to one
 rollout-mean              1 / (R n_rollout)     rollouts that are cut into several rows (SUPO, arXiv 2510.06727)
 prompt-mean               1 / (P n_prompt)      every prompt counts the same
+positive-token-mean       1 / N+ or 0           tokens of right rows only: VAPO's likelihood term (arXiv 2504.05118)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MODES = (
     "token-sum",
     "rollout-mean",
     "prompt-mean",
+    "positive-token-mean",
 )
 
 
@@ -35,12 +37,14 @@ def token_weights(
     rollouts: Tensor | None = None,
     prompts: Tensor | None = None,
     constant: float | None = None,
+    positive: Tensor | None = None,
 ) -> Tensor:
     """Return the weight of one token of each row, float64 [S], given ``token_counts`` int64 [S] of the WHOLE step.
 
     ``rollouts`` and ``prompts`` int64 [S] name each row's rollout and prompt: any integers, but no two rollouts of
-    the step share one. ``constant`` is L of seq-mean-token-sum-norm. Rows without tokens count nowhere. Raises
-    ValueError for an unknown mode or a missing argument.
+    the step share one. ``constant`` is L of seq-mean-token-sum-norm. ``positive`` bool [S] names the
+    right rows of positive-token-mean. Rows without tokens count nowhere. Raises ValueError for an unknown mode or a
+    missing argument.
     """
     counts = token_counts.to(torch.float64)
     rows = int((token_counts > 0).sum())
@@ -60,6 +64,10 @@ def token_weights(
         return _by_label(mode, counts, rollouts)
     if mode == "prompt-mean":
         return _by_label(mode, counts, prompts)
+    if mode == "positive-token-mean":
+        if positive is None:
+            raise ValueError(f"{mode} needs to know which rows are positive")
+        return positive.to(torch.float64) / counts[positive].sum().clamp(min=1)
     raise ValueError(f"unknown reduction {mode!r}; choose from {', '.join(MODES)}")
 
 
