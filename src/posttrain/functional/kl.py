@@ -41,4 +41,14 @@ def k3_k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return k3(logprobs, ref_logprobs).detach() + (squared - squared.detach())
 
 
+def k3_corrected(logprobs: Tensor, ref_logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
+    """rho k3 with rho = pi / behaviour differentiated, [N] (DeepSeek-V3.2, arXiv 2512.02556).
+
+    Expected gradient over tokens that the behaviour policy sampled: that of KL(policy || reference). With rho
+    detached it would be the opposite KL's, so that form is not offered.
+    """
+    rho = (logprobs - behaviour_logprobs).clamp(-LIMIT, LIMIT).exp()
+    return rho * k3(logprobs, ref_logprobs)
+
+
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "k3_k2": k3_k2}
