@@ -19,7 +19,8 @@ NO_NEWLINE = (
 )
 LLAMA3 = (
     "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|start_header_id|>' + ('ipython' if message['role'] == 'tool' else message['role']) + '<|end_header_id|>\n\n' }}"
+    "{{ '<|start_header_id|>' + ('ipython' if message['role'] == 'tool' else message['role']) }}"
+    "{{ '<|end_header_id|>\n\n' }}"
     "{% if message.tool_calls %}{{ message.tool_calls[0].function | tojson }}"
     "{% elif message['role'] == 'tool' %}{{ message['content'] | tojson }}"
     "{% else %}{{ message['content'] | trim }}{% endif %}{{ '<|eot_id|>' }}{% endfor %}"
@@ -59,9 +60,11 @@ QWEN3 = """
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 GEMMA = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for message in messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
     "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else 'user') + '\n' "
     "+ message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"

@@ -1,3 +1,5 @@
+"""Messages become tokens exactly, in the styles of real templates."""
+
 import math
 
 import pytest

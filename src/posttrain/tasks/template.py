@@ -95,11 +95,12 @@ class Template:
         prompt = self.render(messages[:index], tools, prompt=True)
         row = self._cut(self.render(messages[: index + 1], tools))
         if not row.startswith(prompt):
+            there = row[max(0, _common(prompt, row) - 20) :][:60]
             raise ModelError(
                 f"the chat template writes message {index} (assistant) otherwise than as an answer to messages "
-                f"0 to {index - 1}: the prompt ends with {prompt[-40:]!r}, the conversation has "
-                f"{row[max(0, _common(prompt, row) - 20) :][:60]!r} there. Training "
-                "it would not train what is sampled; change the template, or write the message as the model would (for example with its thinking)."
+                f"0 to {index - 1}: the prompt ends with {prompt[-40:]!r}, the conversation has {there!r} there. "
+                "Training it would not train what is sampled; change the template, or write the message as the model "
+                "would (for example with its thinking)."
             )
         text = row[len(prompt) :]
         content = messages[index].get("content")
