@@ -63,7 +63,13 @@ def group(*rollouts: Rollout, id: str = "a", failed: int = 0) -> Group:
 
 def prompt(id: str, right: int, samples: int = 4, **changes) -> PromptResult:
     """One prompt's counts."""
-    values = {"majority": float(2 * right > samples), "reward": 0.5, "truncated": 1, "tokens": 8} | changes
+    values = {
+        "majority": float(2 * right > samples),
+        "reward": 0.5,
+        "truncated": 1,
+        "tokens": 8,
+        "answers": 2,
+    } | changes
     return PromptResult(id=id, samples=samples, right=right, **values)
 
 

@@ -55,6 +55,17 @@ def test_a_comparison_holds_every_common_number():
     assert list(compare(BEFORE, other).differences) == ["pass@2", "average", "majority"]
 
 
+def test_a_number_that_one_side_lacks_is_not_compared():
+    silent = result(*(prompt(name, 1, answers=0) for name in "abc"))
+    assert "majority" not in compare(BEFORE, silent).differences
+
+
+def test_a_result_without_majority_comes_back(tmp_path):
+    silent = result(prompt("a", 1, answers=0))
+    append_result(tmp_path / FILE_NAME, silent)
+    assert [silent] == read_results(tmp_path / FILE_NAME)
+
+
 def test_the_same_protocol_gives_no_warning():
     assert compare(BEFORE, AFTER).warnings == ()
 

@@ -104,10 +104,14 @@ def test_prompts_without_a_scored_sample_are_counted_apart():
     assert (1, 4, 1.0) == (found.unscored, found.failed, found.average.mean)
 
 
+def test_prompts_whose_verifier_reads_no_answer_have_no_majority():
+    assert result(prompt("a", 4, answers=0), prompt("b", 1, answers=0)).majority is None
+
+
 def test_failures_are_said():
     found = result(prompt("a", 4), prompt("b", 1, samples=1, failed=3))
     assert found.warnings == (
-        "scoring failed on 3 samples, which count in no number",
+        "3 samples failed or could not be scored; they count in no number",
         "pass@2 leaves out 1 prompts with fewer than 2 scored samples",
     )
 

@@ -52,7 +52,9 @@ def read_results(path: Path) -> list[EvalResult]:
 
 def compare(left: EvalResult, right: EvalResult) -> Comparison:
     """Compare two results prompt by prompt; other protocols or other prompts become warning lines."""
-    names = [f"pass@{k}" for k in left.pass_at if k in right.pass_at] + ["average", "majority"]
+    names = [f"pass@{k}" for k in left.pass_at if k in right.pass_at] + ["average"]
+    if left.majority is not None and right.majority is not None:
+        names.append("majority")
     found: dict[str, Interval] = {}
     shared = 0
     for name in names:

@@ -30,6 +30,8 @@ class PromptResult:
     """Scored samples cut off by the token limit."""
     tokens: int
     """Tokens sampled, over the scored samples."""
+    answers: int = 0
+    """Different answers that were read from the scored samples."""
     failed: int = 0
     """Samples whose scoring failed or timed out; they count in no number but this one."""
 
@@ -46,8 +48,8 @@ class EvalResult:
     """Unbiased pass@k by k, over the prompts with at least k scored samples."""
     average: Interval
     """avg@n: share of right samples per prompt, averaged over prompts."""
-    majority: Interval
-    """Share of prompts whose most frequent answer is right; ties count with their chance."""
+    majority: Interval | None
+    """Share of prompts whose most frequent answer is right, ties by their chance; None if the verifier reads none."""
     reward: float
     """Mean over prompts of the mean reward."""
     truncated_share: float
@@ -83,7 +85,7 @@ class EvalResult:
             | {
                 "pass_at": {int(k): Interval(**interval) for k, interval in row["pass_at"].items()},
                 "average": Interval(**row["average"]),
-                "majority": Interval(**row["majority"]),
+                "majority": None if row["majority"] is None else Interval(**row["majority"]),
                 "prompts": tuple(PromptResult(**prompt) for prompt in row["prompts"]),
                 "fingerprint": Fingerprint.from_json(row["fingerprint"]),
                 "warnings": tuple(row["warnings"]),
@@ -93,9 +95,10 @@ class EvalResult:
     def metrics(self) -> dict[str, float]:
         """The numbers by name, as a run's metrics hold them: ``eval/<name>``."""
         numbers = {f"eval/pass@{k}": interval.mean for k, interval in self.pass_at.items()}
+        if self.majority is not None:
+            numbers["eval/majority"] = self.majority.mean
         return numbers | {
             f"eval/avg@{self.fingerprint.samples}": self.average.mean,
-            "eval/majority": self.majority.mean,
             "eval/reward": self.reward,
             "eval/truncated_share": self.truncated_share,
             "eval/mean_length": self.mean_length,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from posttrain.errors import ConfigError, RewardError
@@ -42,14 +42,16 @@ def summarise_group(group: Group, right: Right) -> PromptResult:
     """Return one prompt's counts from its scored rollouts."""
     rollouts = group.rollouts
     verdicts = [right(rollout) for rollout in rollouts]
+    answers = [right.answer(rollout) for rollout in rollouts]
     return PromptResult(
         id=group.task.id,
         samples=len(rollouts),
         right=sum(verdicts),
-        majority=majority_vote([right.answer(rollout) for rollout in rollouts], verdicts) if rollouts else 0.0,
+        majority=majority_vote(answers, verdicts) if rollouts else 0.0,
         reward=sum(group.rewards) / len(rollouts) if rollouts else 0.0,
         truncated=sum(rollout.truncated for rollout in rollouts),
         tokens=sum(rollout.sampled_count for rollout in rollouts),
+        answers=len({answer for answer in answers if answer}),
         failed=group.failed,
     )
 
@@ -61,19 +63,22 @@ def summarise(
     fingerprint: Fingerprint,
     step: int | None = None,
     label: str = "",
+    reasons: Mapping[str, int] | None = None,
 ) -> EvalResult:
     """Return the numbers over prompts with 95 % intervals; prompts without a scored sample are counted apart.
 
+    ``reasons``: why scoring failed and how often, for the warnings.
     Raises RewardError if scoring failed so often that a number has no prompt left.
     """
     scored = [prompt for prompt in prompts if prompt.samples]
     if not scored:
-        raise RewardError(f"scoring failed on every sample of all {len(prompts)} prompts: there is nothing to report")
+        why = "".join(f"\n  {line}" for line in _reasons(reasons or {}))
+        raise RewardError(f"every sample of all {len(prompts)} prompts failed: there is nothing to report{why}")
     samples = sum(prompt.samples for prompt in scored)
     return EvalResult(
         pass_at={k: prompt_interval(_pass_values(scored, k)) for k in ks},
         average=prompt_interval([prompt.right / prompt.samples for prompt in scored]),
-        majority=prompt_interval([prompt.majority for prompt in scored]),
+        majority=prompt_interval([p.majority for p in scored]) if any(p.answers for p in scored) else None,
         reward=_mean([prompt.reward for prompt in scored]),
         truncated_share=sum(prompt.truncated for prompt in scored) / samples,
         mean_length=sum(prompt.tokens for prompt in scored) / samples,
@@ -83,7 +88,7 @@ def summarise(
         fingerprint=fingerprint,
         step=step,
         label=label,
-        warnings=tuple(_warnings(prompts, ks)),
+        warnings=(*_warnings(prompts, ks), *_reasons(reasons or {})),
     )
 
 
@@ -108,12 +113,17 @@ def _warnings(prompts: Sequence[PromptResult], ks: Sequence[int]) -> list[str]:
     lines = []
     failed = sum(prompt.failed for prompt in prompts)
     if failed:
-        lines.append(f"scoring failed on {failed} samples, which count in no number")
+        lines.append(f"{failed} samples failed or could not be scored; they count in no number")
     for k in sorted(ks):
         short = sum(prompt.samples < k for prompt in prompts)
         if short:
             lines.append(f"pass@{k} leaves out {short} prompts with fewer than {k} scored samples")
     return lines
+
+
+def _reasons(reasons: Mapping[str, int]) -> list[str]:
+    often = sorted(reasons.items(), key=lambda pair: -pair[1])
+    return [f"{count} x {reason}" for reason, count in often[:3]]
 
 
 def _mean(values: Sequence[float]) -> float:
