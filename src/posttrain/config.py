@@ -18,7 +18,6 @@ from pydantic import Field, model_validator
 from posttrain.errors import ConfigError, did_you_mean
 from posttrain.types import Sampling
 
-
 S = TypeVar("S", bound=pydantic.BaseModel)
 
 
@@ -134,11 +133,11 @@ class Rollouts(Settings):
     env: Plug = Plug(type="single_turn")
     """The environment."""
 
-    def sampling(self) -> Sampling:
-        """The noun the engine takes."""
+    def sampling(self, temperature: float | None = None) -> Sampling:
+        """The noun the engine takes; ``temperature`` replaces the section's own."""
         return Sampling(
             max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
+            temperature=self.temperature if temperature is None else temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
@@ -273,10 +272,7 @@ def apply_override(table: dict[str, Any], override: str) -> None:
         value = text
     here: Any = table
     for part in parts[:-1]:
-        if isinstance(here, list):
-            here = _list_item(here, part, override)
-        else:
-            here = here.setdefault(part, {})
+        here = _list_item(here, part, override) if isinstance(here, list) else here.setdefault(part, {})
         if not isinstance(here, dict | list):
             raise ConfigError(f"override {override!r}: '{part}' is a value, not a section")
     if isinstance(here, list):

@@ -1,0 +1,136 @@
+"""Run every invariant on the user's own model, tokenizer, template and recipe, on a first small real sample."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from posttrain.batches.build import build_samples
+from posttrain.checks import exactness, sampled
+from posttrain.checks.padding import check_padding_side
+from posttrain.checks.report import CheckResult
+from posttrain.protocols import Algorithm, Engine, Env, Learner, Packer
+from posttrain.rollouts.group import Roller, roll_batch
+from posttrain.rollouts.rubric import Rubric
+from posttrain.tasks.chat import Chat
+from posttrain.tasks.order import TaskOrder
+from posttrain.tasks.taskset import TaskSet
+from posttrain.types import Ending, Group, Layout, Rollout, Sampling, Segment
+
+GROUPS, MEMBERS = 3, 4
+"""Size of the small first sample: at most so many groups of at most so many rollouts."""
+FEW = 6
+"""Rows of it that go through every layout, whole groups first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What is checked: the objects that will train."""
+
+    algorithm: Algorithm
+    learner: Learner
+    engine: Engine
+    chat: Chat
+    pack: Packer
+    layouts: frozenset[Layout]
+    tasks: TaskSet
+    order: TaskOrder
+    sampling: Sampling
+    group_size: int
+    prompts_per_step: int
+    max_turns: int
+    rubric: Rubric | None
+    make_env: Callable[[], Env]
+
+
+async def run_checks(
+    subject: Subject, announce: Callable[[CheckResult], None] = lambda result: None
+) -> tuple[CheckResult, ...]:
+    """Return every result in order; each is announced as soon as it is known."""
+    results: list[CheckResult] = []
+
+    def keep(make: Callable[[], CheckResult | Iterable[CheckResult]]) -> None:
+        start = time.monotonic()
+        made = make()
+        found = [made] if isinstance(made, CheckResult) else list(made)
+        seconds = (time.monotonic() - start) / max(len(found), 1)
+        for result in found:
+            results.append(replace(result, seconds=seconds))
+            announce(results[-1])
+
+    start = time.monotonic()
+    groups = await first_sample(subject) if subject.algorithm.needs.engine else demonstrations(subject)
+    spent = time.monotonic() - start
+    samples = build_samples(groups, [[np.asarray(1.0) for _ in group.rollouts] for group in groups])
+    samples = [sample for sample in samples if sample.loss_mask.any()]
+    learner, algorithm = subject.learner, subject.algorithm
+    few = [sample for sample in samples if sample.rollout < MEMBERS - 1][:FEW]
+    keep(lambda: sampled.check_template(subject.chat))
+    keep(lambda: sampled.check_stop_trained(*rows_and_endings(groups, algorithm.needs.engine), subject.chat.stop_ids))
+    keep(lambda: sampled.check_loss_mask(samples))
+    keep(lambda: exactness.check_ratio(samples, learner, subject.pack))
+    if algorithm.needs.ref_logprobs:
+        keep(lambda: exactness.check_reference(samples, learner, subject.pack))
+    if algorithm.needs.engine:
+        cut = subject.sampling.top_p < 1 or subject.sampling.top_k > 0 or subject.sampling.min_p > 0
+        keep(lambda: exactness.check_engine(samples, learner, subject.pack, filtered=cut))
+    keep(lambda: exactness.check_layouts(few, learner, algorithm, subject.layouts))
+    keep(lambda: check_padding_side(samples, learner))
+    keep(lambda: exactness.check_masked_nan(few, learner, algorithm))
+    if algorithm.needs.engine:
+        equal = [replace(g, rollouts=tuple(replace(r, reward=0.7) for r in g.rollouts)) for g in groups]
+        advantages = [float(np.max(np.abs(a))) for group in algorithm.advantages(equal) for a in group]
+        keep(lambda: exactness.check_equal_rewards(few, learner, algorithm, max(advantages, default=0.0)))
+        keep(lambda: sampled.check_truncated(groups))
+        keep(lambda: [replace(sampled.check_spread(groups), seconds=spent)])
+    return tuple(results)
+
+
+async def first_sample(subject: Subject) -> list[Group]:
+    """Real rollouts of the order's first tasks; nothing of the run's own state is used up."""
+    count = min(GROUPS, subject.prompts_per_step)
+    drawn = [(p, subject.tasks[subject.order.index(p)]) for p in range(count)]
+    assert subject.rubric is not None
+    roller = Roller(
+        env_factory=subject.make_env,
+        engine=subject.engine,
+        chat=subject.chat,
+        sampling=subject.sampling,
+        rubric=subject.rubric,
+        max_turns=subject.max_turns,
+    )
+    members = min(MEMBERS, subject.group_size)
+    groups, _ = await roll_batch(drawn, group_size=members, seed_of=subject.order.rollout_seed, roller=roller)
+    return [group for group in groups if group.rollouts]
+
+
+def demonstrations(subject: Subject) -> list[Group]:
+    """The order's first demonstrations as groups of one."""
+    groups = []
+    for position in range(min(GROUPS * MEMBERS, len(subject.tasks))):
+        task = subject.tasks[subject.order.index(position)]
+        rollout = Rollout(
+            task=task,
+            index=0,
+            seed=0,
+            segments=subject.chat.demonstration_segments(task.messages),
+            messages=task.messages,
+            text="",
+            ending=Ending.STOP,
+        )
+        groups.append(Group(position=position, task=task, rollouts=(rollout,)))
+    return groups
+
+
+def rows_and_endings(groups: Sequence[Group], sampled_now: bool) -> tuple[list[Segment], list[Ending | None]]:
+    """Every segment with how it ended; demonstrations have None."""
+    rows, endings = [], []
+    for group in groups:
+        for rollout in group.rollouts:
+            for segment in rollout.segments[-1:]:
+                rows.append(segment)
+                endings.append(rollout.ending if sampled_now else None)
+    return rows, endings

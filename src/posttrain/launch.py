@@ -1,0 +1,279 @@
+"""Recipe to finished run: validate, load, check, train, evaluate, and leave a run directory behind.
+
+``launch`` starts a run and ``resume`` continues one; the command line and ``posttrain.train`` both call them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.assemble import Assembly, Prepared, assemble, prepare
+from posttrain.checks.report import CheckResult
+from posttrain.checks.run import run_checks
+from posttrain.config import Recipe
+from posttrain.errors import CheckError, Interrupted, RecordError
+from posttrain.evals.record import append_result
+from posttrain.evals.result import EvalResult
+from posttrain.evals.run import evaluate
+from posttrain.loops import offline, sync
+from posttrain.loops.session import Progress, Session, State, silent
+from posttrain.models.load import Loaded
+from posttrain.models.threads import ThreadPlan, apply_threads, choose_threads
+from posttrain.records.environment import describe_environment
+from posttrain.records.journal import Journal
+from posttrain.records.metrics import StepRecord
+from posttrain.records.run_directory import RunDirectory, fresh_path
+from posttrain.tasks.order import TaskOrder, stable_hash
+from posttrain.tasks.taskset import TaskSet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """A run that has ended."""
+
+    directory: Path
+    """The run directory."""
+    steps: tuple[StepRecord, ...]
+    """One record per batch."""
+    evaluations: tuple[EvalResult, ...]
+    """Every held-out evaluation of this start, in order."""
+    checks: tuple[CheckResult, ...] = ()
+    """The invariants' verdict before the first step."""
+    findings: tuple[Mapping[str, Any], ...] = ()
+    """What went wrong or is worth reading, from findings.jsonl."""
+    loaded: Loaded | None = field(default=None, repr=False)
+    """The trained model and its tokenizer, in memory."""
+
+
+def launch(
+    recipe: Recipe,
+    *,
+    progress: Progress | None = None,
+    check: bool = True,
+    on_check: Callable[[CheckResult], None] = lambda result: None,
+    tasks: TaskSet | None = None,
+    held_out: TaskSet | None = None,
+    loaded: Loaded | None = None,
+) -> Result:
+    """Start a new run. Raises a PosttrainError where it cannot run; nothing is overwritten.
+
+    ``tasks``, ``held_out`` and ``loaded`` replace what the recipe would read; such a run needs them again to resume.
+    """
+    progress = progress or silent()
+    plan = choose_threads(recipe.run.threads)
+    apply_threads(plan)
+    prepared = prepare(recipe, tasks=tasks, held_out=held_out)
+    assembly = assemble(prepared, loaded=loaded)
+    for note in (*assembly.notes, f"threads: {plan.threads} ({plan.reason})"):
+        progress.note(note)
+    checks = verify(assembly, on_check) if check else ()
+    path = Path(recipe.run.directory) if recipe.run.directory else fresh_path(recipe.run.name)
+    with RunDirectory.create(path, recipe, environment(recipe, plan, assembly)) as run:
+        write_findings(run, checks)
+        session = make_session(assembly, run, progress)
+        return asyncio.run(go(session, assembly, run, checks, fresh=True))
+
+
+def resume(
+    path: str | Path,
+    *,
+    progress: Progress | None = None,
+    tasks: TaskSet | None = None,
+    held_out: TaskSet | None = None,
+    loaded: Loaded | None = None,
+    steps: int | None = None,
+) -> Result:
+    """Continue a run from its newest whole checkpoint with the recorded recipe and threads; ``steps`` extends it."""
+    progress = progress or silent()
+    with RunDirectory.open(path) as run:
+        recipe = run.recipe
+        if steps is not None:
+            recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"steps": steps})})
+        recorded = run.environment.get("threads", {}).get("threads")
+        plan = choose_threads(recorded or recipe.run.threads)
+        apply_threads(plan)
+        prepared = prepare(recipe, tasks=tasks, held_out=held_out)
+        assembly = assemble(prepared, loaded=loaded)
+        refuse_other_tasks(run, assembly)
+        session = make_session(assembly, run, progress)
+        found, messages = session.journal.resume(session.learner)
+        if found is not None:
+            session.state = State(**dict(found.state))
+        run.note_resume(environment(recipe, plan, assembly))
+        for note in messages:
+            progress.note(note)
+        progress.note(f"resumed from step {session.state.step}" if found else "no checkpoint yet: from the first step")
+        return asyncio.run(go(session, assembly, run, (), fresh=found is None))
+
+
+async def go(
+    session: Session, assembly: Assembly, run: RunDirectory, checks: Sequence[CheckResult], *, fresh: bool
+) -> Result:
+    """Run the loop between its evaluations; on an orderly stop leave a checkpoint and say how to continue."""
+    await session.weight_sync.carry(session.learner, [session.engine], session.learner.version)
+    results: list[EvalResult] = []
+    session.evaluate = evaluation(assembly, run, results) if assembly.held_out is not None else None
+    loop = sync.train if assembly.prepared.algorithm.needs.engine else offline.train
+    with session.stop.on_signals():
+        try:
+            if session.evaluate is not None and due(session, run, fresh=fresh):
+                await session.stop.unless_asked(session.evaluate(session))
+            await loop(session)
+        except Interrupted as stopped:
+            session.checkpoint()
+            raise Interrupted(f"{stopped}. Everything is kept; continue with --resume {run.path}") from stopped
+    return Result(
+        directory=run.path,
+        steps=tuple(run.metrics.read()),
+        evaluations=tuple(results),
+        checks=tuple(checks),
+        findings=tuple(run.findings.read()),
+        loaded=assembly.loaded,
+    )
+
+
+def due(session: Session, run: RunDirectory, *, fresh: bool) -> bool:
+    """True if an evaluation belongs at this very step and is not on record yet."""
+    settings, step = session.recipe.evaluation, session.state.step
+    if settings is None or any(row.get("step") == step for row in run.evals.read()):
+        return False
+    if step == 0:
+        return settings.before
+    return step >= session.recipe.run.steps or bool(settings.every and step % settings.every == 0)
+
+
+def evaluation(assembly: Assembly, run: RunDirectory, results: list[EvalResult]) -> Any:
+    """The held-out evaluation of a run as a coroutine function of its session."""
+    recipe, held_out = assembly.prepared.recipe, assembly.held_out
+    assert recipe.evaluation is not None
+    assert held_out is not None
+    settings = recipe.evaluation
+
+    async def measure(session: Session) -> Mapping[str, float]:
+        session.progress.station("evaluate")
+        assert session.rubric is not None
+        result = await evaluate(
+            held_out,
+            engine=session.engine,
+            chat=session.chat,
+            rubric=session.rubric,
+            sampling=recipe.rollouts.sampling(settings.temperature),
+            samples=settings.samples,
+            seed=stable_hash("evaluation", recipe.run.seed),
+            ks=settings.k,
+            make_env=assembly.prepared.make_env,
+            max_turns=recipe.rollouts.max_turns,
+            step=session.state.step,
+            label=recipe.run.name,
+            progress=session.progress.rollouts,
+        )
+        append_result(run.path / "evals.jsonl", result)
+        results.append(result)
+        first = result.pass_at[min(result.pass_at)]
+        session.progress.note(
+            f"step {session.state.step}: pass@{min(result.pass_at)} {first.mean:.1%} "
+            f"({first.low:.1%} to {first.high:.1%}) on {len(held_out)} held-out tasks"
+        )
+        return result.metrics()
+
+    return measure
+
+
+def verify(assembly: Assembly, on_check: Callable[[CheckResult], None]) -> tuple[CheckResult, ...]:
+    """Run every invariant on the loaded model; raise CheckError if one fails."""
+    results = asyncio.run(run_checks(assembly.subject(), on_check))
+    failed = [result for result in results if result.status == "fail"]
+    if failed:
+        lines = "; ".join(f"{r.name}: {r.measured} (expected {r.expected})" for r in failed)
+        raise CheckError(f"{len(failed)} invariants do not hold: {lines}. --no-check trains all the same.")
+    return results
+
+
+def make_session(assembly: Assembly, run: RunDirectory, progress: Progress) -> Session:
+    """The loop's view of an assembly and its run directory."""
+    recipe = assembly.prepared.recipe
+    return Session(
+        recipe=recipe,
+        algorithm=assembly.prepared.algorithm,
+        learner=assembly.learner,
+        engine=assembly.engine,
+        weight_sync=assembly.weight_sync,
+        pack=assembly.pack,
+        chat=assembly.chat,
+        tasks=assembly.tasks,
+        order=TaskOrder(len(assembly.tasks), recipe.run.seed),
+        journal=Journal(
+            run, rollouts_every=recipe.run.record_rollouts_every, keep_checkpoints=recipe.run.keep_checkpoints
+        ),
+        progress=progress,
+        rubric=assembly.prepared.rubric,
+        make_env=assembly.prepared.make_env,
+    )
+
+
+def environment(recipe: Recipe, plan: ThreadPlan, assembly: Assembly) -> dict[str, Any]:
+    """What the run directory says about where the run runs."""
+    loaded = assembly.loaded
+    return describe_environment(
+        seeds={"run": recipe.run.seed},
+        threads=asdict(plan),
+        model={"name": loaded.name, "digest": loaded.revision_digest, "tasks": assembly.tasks.digest},
+    )
+
+
+def refuse_other_tasks(run: RunDirectory, assembly: Assembly) -> None:
+    """Raise RecordError if the tasks are not those that the run began with."""
+    before = run.environment.get("model", {}).get("tasks")
+    if before is not None and before != assembly.tasks.digest:
+        raise RecordError(
+            f"{run.path} began with other tasks than {assembly.tasks.name} holds now (their digests differ), so it "
+            "cannot continue exactly. Restore the task file, or start a new run with model.path set to this one."
+        )
+
+
+def write_findings(run: RunDirectory, checks: Sequence[CheckResult]) -> None:
+    """Keep what the checks warned of."""
+    for result in checks:
+        if result.status == "warn":
+            run.findings.append(
+                {
+                    "step": 0,
+                    "severity": "warning",
+                    "name": result.name,
+                    "measured": result.measured,
+                    "expected": result.expected,
+                }
+            )
+
+
+def describe(prepared: Prepared) -> dict[str, int]:
+    """The derived batch table of a recipe, before a model is loaded."""
+    recipe, needs = prepared.recipe, prepared.algorithm.needs
+    updates = recipe.batches.epochs * recipe.batches.minibatches
+    table = {"tasks": len(prepared.tasks), "batches": recipe.run.steps}
+    if needs.engine:
+        prompts, size = recipe.rollouts.prompts_per_step, recipe.rollouts.group_size
+        table |= {
+            "prompts per batch (groups)": prompts,
+            "rollouts per group": size,
+            "rollouts per batch": prompts * size,
+            "sampled tokens per batch, at most": prompts
+            * size
+            * recipe.rollouts.max_new_tokens
+            * recipe.rollouts.max_turns,
+            "rollouts in all": prompts * size * recipe.run.steps,
+        }
+    else:
+        table |= {"demonstrations per batch": recipe.batches.demonstrations_per_step}
+    drawn = (
+        recipe.rollouts.prompts_per_step if needs.engine else recipe.batches.demonstrations_per_step
+    ) * recipe.run.steps
+    return table | {
+        "optimizer steps per batch": updates,
+        "optimizer steps in all": updates * recipe.run.steps,
+        "passes over the tasks, in hundredths": round(100 * drawn / len(prepared.tasks)),
+    }

@@ -1,0 +1,80 @@
+"""Numbers of one batch of groups, before any filter: reward, passes, groups, lengths, staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from posttrain.types import Group, Outcome, Rollout, Sample
+
+
+def passed(rollout: Rollout) -> bool:
+    """True if the first reward part that applies, the task's own, reached 1 (the rule of evaluations too)."""
+    found = next((score for score in rollout.scores if score.value is not None), None)
+    return found is not None and found.outcome is Outcome.SCORED and (found.value or 0.0) >= 1.0
+
+
+def group_numbers(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Canonical metric names to numbers over all rollouts of the batch; ``version`` is the learner's."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not rollouts:
+        return {"groups/count": float(len(groups))}
+    rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
+    lengths = np.array([rollout.sampled_count for rollout in rollouts], dtype=np.float64)
+    right = [[passed(rollout) for rollout in group.rollouts] for group in groups if group.rollouts]
+    numbers = {
+        "reward/mean": rewards.mean(),
+        "reward/std": rewards.std(),
+        "pass_rate": np.mean([ok for group in right for ok in group]),
+        "groups/count": len(groups),
+        "groups/all_right": sum(all(group) for group in right),
+        "groups/all_wrong": sum(not any(group) for group in right),
+        "groups/mixed": sum(any(group) and not all(group) for group in right),
+        "groups/equal": sum(len(set(group.rewards)) == 1 for group in groups if group.rollouts),
+        "length/mean": lengths.mean(),
+        "length/max": lengths.max(),
+        "length/min": lengths.min(),
+        "truncated_share": np.mean([rollout.truncated for rollout in rollouts]),
+        "tokens/sampled": lengths.sum(),
+        **_parts(rollouts),
+        **_staleness(rollouts, version),
+    }
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def _parts(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean of each reward part over the rollouts it applies to."""
+    values: dict[str, list[float]] = {}
+    unparsable = 0
+    for rollout in rollouts:
+        for score in rollout.scores:
+            unparsable += score.outcome is Outcome.UNPARSABLE
+            if score.value is not None:
+                values.setdefault(score.name, []).append(score.value)
+    numbers = {f"reward/{name}/mean": float(np.mean(found)) for name, found in values.items()}
+    return {**numbers, "rollouts/unparsable": float(unparsable)}
+
+
+def _staleness(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
+    """How many versions behind the learner the sampled tokens are."""
+    behind = [
+        version - token_version
+        for rollout in rollouts
+        for segment in rollout.segments
+        for token_version, sampled in zip(segment.versions, segment.loss_mask, strict=True)
+        if sampled
+    ]
+    if not behind:
+        return {}
+    return {"staleness/mean": float(np.mean(behind)), "staleness/max": float(np.max(behind))}
+
+
+def sample_numbers(samples: Sequence[Sample]) -> Mapping[str, float]:
+    """Numbers of an offline batch: lengths of what is imitated."""
+    lengths = np.array([int(sample.loss_mask.sum()) for sample in samples], dtype=np.float64)
+    return {
+        "length/mean": float(lengths.mean()),
+        "length/max": float(lengths.max()),
+        "length/min": float(lengths.min()),
+    }

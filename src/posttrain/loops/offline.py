@@ -1,0 +1,87 @@
+"""Offline training: groups come from disk instead of an engine, everything after the group is the same.
+
+draw     consumes the task order, produces demonstrations as groups of one
+build    consumes them, produces samples
+learn    consumes samples, produces new weights
+record   consumes all of it, produces the step's line and ledger entries
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from posttrain.batches.build import build_samples
+from posttrain.loops.numbers import sample_numbers
+from posttrain.loops.session import Clock, Session, step_numbers
+from posttrain.loops.sync import carry, learn
+from posttrain.types import Ending, Group, Rollout, Task
+
+
+async def train(session: Session) -> None:
+    """Train until the recipe's last batch, or until somebody asks to stop."""
+    session.progress.begin(session.state.step, session.recipe.run.steps)
+    try:
+        while session.state.step < session.recipe.run.steps:
+            session.stop.raise_if_asked()
+            await step(session)
+            await session.end_of_step()
+    finally:
+        session.progress.end()
+
+
+async def step(session: Session) -> None:
+    """One batch of demonstrations through the stations."""
+    clock = Clock(session.progress)
+    state = session.state
+    with clock("draw"):
+        groups = draw(session)
+    with clock("build"):
+        samples = build_samples(groups, session.algorithm.advantages(groups))
+    with clock("learn"):
+        result = learn(session, samples)
+        session.count_nonfinite(result, groups, samples)
+    with clock("carry"):
+        receipt = await carry(session)
+    session.progress.station("record")
+    numbers = {**sample_numbers(samples), **step_numbers(result, clock, 0.0)}
+    state.step += 1
+    state.position += len(groups)
+    session.journal.record(
+        step=state.step,
+        version=receipt.version,
+        seconds=clock.total,
+        metrics={name: value for name, value in numbers.items() if not math.isnan(value)},
+        groups=(),
+        samples=(),
+        trained=[group.position for group in groups],
+        dropped=[],
+    )
+    session.progress.step(state.step, numbers)
+
+
+def draw(session: Session) -> list[Group]:
+    """The next demonstrations of the order as groups of one, entered in the ledger as issued."""
+    first, count = session.state.position, session.recipe.batches.demonstrations_per_step
+    drawn = [(p, session.tasks[session.order.index(p)]) for p in range(first, first + count)]
+    session.journal.issued(drawn, session.order, session.learner.version)
+    return [demonstration_group(session, position, task) for position, task in drawn]
+
+
+def demonstration_group(session: Session, position: int, task: Task) -> Group:
+    """A demonstration as a group of one rollout without a reward."""
+    rollout = Rollout(
+        task=task,
+        index=0,
+        seed=0,
+        segments=session.chat.demonstration_segments(task.messages),
+        messages=task.messages,
+        text=str(task.messages[-1]["content"]),
+        ending=Ending.STOP,
+    )
+    return Group(position=position, task=task, rollouts=(rollout,))
+
+
+def encode_all(session: Session, positions: Sequence[int]) -> list[Group]:
+    """Groups for given positions, for checks and inspection."""
+    return [demonstration_group(session, p, session.tasks[session.order.index(p)]) for p in positions]

@@ -1,0 +1,87 @@
+"""Samples to weights: the part that online and offline training share.
+
+Consumes the samples of one batch; produces changed weights and the step's numbers. One batch is
+epochs x minibatches optimizer steps; old log-probabilities are recomputed only if a second step needs an anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from posttrain.batches.build import moving, scatter, split_minibatches, weigh
+from posttrain.batches.watch import watched
+from posttrain.config import Batches
+from posttrain.protocols import Algorithm, Learner, Packer
+from posttrain.types import Sample, Stat, StepStats, merge_stats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What one batch did to the weights."""
+
+    stats: Mapping[str, Stat]
+    """Loss and watched numbers over all optimizer steps of the batch."""
+    steps: tuple[StepStats, ...]
+    """One entry per optimizer step that had a gradient."""
+    computed: int
+    """Token places that went through forward and backward."""
+    still: int
+    """Samples left out because nothing in them can move a weight."""
+
+
+def update(
+    samples: Sequence[Sample],
+    *,
+    learner: Learner,
+    algorithm: Algorithm,
+    pack: Packer,
+    batches: Batches,
+    constant: float,
+    seed: Sequence[int],
+    between: Callable[[], None] = lambda: None,
+) -> Update:
+    """Run every optimizer step of the batch; ``between`` is called after each microbatch (progress, threads)."""
+    samples = with_anchors(samples, learner, algorithm, pack, anchored=batches.epochs * batches.minibatches > 1)
+    stats: list[Mapping[str, Stat]] = []
+    steps: list[StepStats] = []
+    computed = still = 0
+    for epoch in range(batches.epochs):
+        for part in split_minibatches(samples, batches.minibatches, (*seed, epoch)):
+            alive = moving(weigh(part, algorithm.needs.streams, constant=constant))
+            still += len(part) - len(alive)
+            for microbatch in pack(alive):
+                stats.append(learner.forward_backward(microbatch, watched(algorithm.loss)))
+                computed += microbatch.token_count
+                between()
+            if alive:
+                steps.append(learner.step())
+    return Update(stats=merge_stats(stats), steps=tuple(steps), computed=computed, still=still)
+
+
+def with_anchors(
+    samples: Sequence[Sample], learner: Learner, algorithm: Algorithm, pack: Packer, *, anchored: bool
+) -> list[Sample]:
+    """Add reference and, if ``anchored``, old log-probabilities, by the learner's own forward."""
+    result = list(samples)
+    if algorithm.needs.ref_logprobs:
+        values = own_logprobs(result, learner, pack, reference=True)
+        result = [replace(sample, ref_logprobs=row) for sample, row in zip(result, values, strict=True)]
+    if anchored:
+        values = own_logprobs(result, learner, pack)
+        result = [replace(sample, old_logprobs=row) for sample, row in zip(result, values, strict=True)]
+    return result
+
+
+def own_logprobs(
+    samples: Sequence[Sample], learner: Learner, pack: Packer, *, reference: bool = False
+) -> list[np.ndarray]:
+    """Log-probabilities of the trained tokens under the learner or its reference, one array per sample."""
+    found: dict[int, np.ndarray] = {}
+    for microbatch in pack(samples):
+        values, _ = learner.logprobs(microbatch, reference=reference)
+        for sample, row in zip(microbatch.samples, scatter(microbatch.samples, values), strict=True):
+            found[id(sample)] = row
+    return [found[id(sample)] for sample in samples]
