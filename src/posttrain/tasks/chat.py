@@ -165,7 +165,7 @@ class Chat:
         return (*ids, self.end_of_turn_id)
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False)) if text else ()
 
     def _continue(self, anchor: str, anchor_ids: tuple[int, ...], text: str) -> tuple[int, ...]:
         """Return ids of ``text`` after ids that stay fixed.
