@@ -3,10 +3,31 @@
 import pytest
 import torch
 
-from posttrain.functional.groups import centred, degenerate, leave_one_out, standardised
+from posttrain.functional.groups import (
+    batch_standardised,
+    best_over_second,
+    centred,
+    degenerate,
+    leave_one_out,
+    length_weighted,
+    mean_scaled,
+    parts_standardised,
+    standardised,
+)
 
 REWARDS = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
-ESTIMATORS = (centred, leave_one_out, standardised)
+CENTRED = (centred, leave_one_out, standardised)
+
+
+def opo(rewards):
+    return length_weighted(rewards, torch.arange(1, len(rewards) + 1))
+
+
+def maxrl(rewards):
+    return mean_scaled(rewards.abs())
+
+
+ESTIMATORS = (*CENTRED, opo, maxrl, best_over_second, batch_standardised)
 
 
 @pytest.mark.parametrize("estimate", ESTIMATORS)
@@ -32,17 +53,17 @@ def test_an_empty_group_is_empty(estimate):
     assert [] == estimate(torch.zeros(0)).tolist()
 
 
-@pytest.mark.parametrize("estimate", ESTIMATORS)
+@pytest.mark.parametrize("estimate", CENTRED)
 def test_a_constant_shift_changes_nothing(estimate):
     assert estimate(REWARDS).tolist() == pytest.approx(estimate(REWARDS + 3.0).tolist(), abs=1e-12)
 
 
-@pytest.mark.parametrize("estimate", ESTIMATORS)
+@pytest.mark.parametrize("estimate", CENTRED)
 def test_advantages_sum_to_zero(estimate):
     assert pytest.approx(0.0, abs=1e-12) == float(estimate(REWARDS).sum())
 
 
-@pytest.mark.parametrize("estimate", ESTIMATORS)
+@pytest.mark.parametrize("estimate", CENTRED)
 def test_order_of_rollouts_permutes_the_advantages(estimate):
     order = torch.tensor([2, 0, 3, 1])
     assert estimate(REWARDS)[order].tolist() == pytest.approx(estimate(REWARDS[order]).tolist(), abs=1e-15)
@@ -78,7 +99,57 @@ def test_tolerance_reaches_the_estimators():
     assert [0.0, 0.0] == standardised(torch.tensor([0.0, 0.25]), tolerance=0.25).tolist()
 
 
-@pytest.mark.parametrize("estimate", ESTIMATORS)
+@pytest.mark.parametrize("estimate", CENTRED)
 def test_integer_rewards_are_refused_by_torch_not_truncated(estimate):
     with pytest.raises(RuntimeError, match="dtype"):
         estimate(torch.tensor([1, 0, 2]))
+
+
+def test_length_weighted_baseline_balances_the_tokens():
+    lengths = torch.tensor([4, 3, 4, 2])
+    assert pytest.approx(0.0, abs=1e-12) == float((lengths * length_weighted(REWARDS, lengths)).sum())
+
+
+def test_equal_lengths_are_plain_centring():
+    assert centred(REWARDS).tolist() == pytest.approx(length_weighted(REWARDS, torch.full((4,), 7)).tolist(), abs=1e-12)
+
+
+def test_without_tokens_the_plain_mean_is_the_baseline():
+    assert centred(REWARDS).tolist() == length_weighted(REWARDS, torch.zeros(4)).tolist()
+
+
+def test_mean_scaled_is_the_gradient_of_the_log_pass_rate():
+    binary = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
+    assert [3.0, -1.0, -1.0, -1.0] == pytest.approx(mean_scaled(binary, epsilon=0).tolist())
+
+
+def test_mean_scaled_refuses_negative_rewards():
+    with pytest.raises(ValueError, match="at least 0"):
+        mean_scaled(torch.tensor([1.0, -1.0]))
+
+
+def test_best_over_second_rewards_only_the_leader():
+    assert [0.0, 0.5, 0.0] == best_over_second(torch.tensor([0.5, 1.0, 0.0]), scale=False).tolist()
+
+
+def test_a_tie_at_the_top_moves_nothing():
+    assert [0.0, 0.0, 0.0] == best_over_second(torch.tensor([1.0, 1.0, 0.0])).tolist()
+
+
+def test_best_over_second_can_be_scaled():
+    rewards = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)
+    assert 0.5 / 0.5 == pytest.approx(float(best_over_second(rewards, epsilon=0)[1]))
+
+
+def test_parts_count_the_same_whatever_their_scale():
+    parts = torch.tensor([[1.0, 0, 1, 0], [0, 100, 100, 0]], dtype=torch.float64)
+    small = torch.tensor([[1.0, 0, 1, 0], [0, 1, 1, 0]], dtype=torch.float64)
+    weights = torch.ones(2)
+    assert parts_standardised(small, weights, epsilon=0).tolist() == pytest.approx(
+        parts_standardised(parts, weights, epsilon=0).tolist(), abs=1e-12
+    )
+
+
+def test_a_part_that_does_not_vary_adds_exactly_nothing():
+    parts = torch.stack([REWARDS, torch.full((4,), 0.7, dtype=torch.float64)])
+    assert standardised(REWARDS).tolist() == parts_standardised(parts, torch.ones(2)).tolist()

@@ -20,6 +20,7 @@ def clipped(
     ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Tensor:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); with A < 0 at most -dual_clip x A. All [N]."""
+    advantages = advantages.detach()
     plain = ratio * advantages
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     loss = -torch.minimum(plain, bounded)
