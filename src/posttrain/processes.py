@@ -69,10 +69,9 @@ class KillingPool:
                 "Set inline = true on the reward if you trust it not to hang."
             )
         self._function = function
-        self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
-        self._children: set[_Child] = set()
+        self._brood = _Brood()
         self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="posttrain-killing-pool")
-        self._finalizer = weakref.finalize(self, _close, self._threads, self._children)
+        self._finalizer = weakref.finalize(self, _close, self._threads, self._brood)
 
     async def call(self, argument: Any, *, seconds: float) -> Reply:
         """Run ``function(argument)`` in a child for at most ``seconds`` and say what became of it.
@@ -98,33 +97,60 @@ class KillingPool:
 
     def _ask(self, frame: bytes, seconds: float, holder: list[_Child]) -> Reply:
         """Answer one call on a worker thread, with a child that is used by this thread only."""
-        child = self._take()
+        child = self._brood.take() or self._brood.add(_Child(self._function))
         holder.append(child)
         reply = child.ask(frame, seconds)
         holder.clear()
-        if child.alive:
-            self._idle.put(child)
-        else:
-            self._children.discard(child)
+        self._brood.put_back(child)
         return reply
 
-    def _take(self) -> _Child:
+
+class _Brood:
+    """The children of one pool: those at work and those that wait for it."""
+
+    def __init__(self) -> None:
+        self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._alive: set[_Child] = set()
+        self._closed = False
+
+    def take(self) -> _Child | None:
+        """Return a child that waits, if there is one."""
         try:
             return self._idle.get_nowait()
         except queue.Empty:
-            child = _Child(self._function)
-            self._children.add(child)
-            return child
+            return None
+
+    def add(self, child: _Child) -> _Child:
+        """Know a new child."""
+        self._alive.add(child)
+        return child
+
+    def put_back(self, child: _Child) -> None:
+        """Let a child wait again; forget a dead one."""
+        if child.alive:
+            self._idle.put(child)
+        else:
+            self._alive.discard(child)
+        if self._closed:
+            self.end_idle()
+
+    def close(self) -> None:
+        """Kill all; the thread that a child works for reaps it."""
+        self._closed = True
+        for child in tuple(self._alive):
+            child.signal_group()
+        self.end_idle()
+
+    def end_idle(self) -> None:
+        """Kill and reap the children that wait."""
+        while (child := self.take()) is not None:
+            child.end()
+            self._alive.discard(child)
 
 
-def _close(threads: ThreadPoolExecutor, children: set[_Child]) -> None:
-    threads.shutdown(wait=False, cancel_futures=True)
-    for child in tuple(children):
-        child.signal_group()
-    threads.shutdown(wait=True)
-    for child in tuple(children):
-        child.end()
-    children.clear()
+def _close(threads: ThreadPoolExecutor, brood: _Brood) -> None:
+    threads.shutdown(wait=False, cancel_futures=True)  # waiting could be for the very thread that runs this
+    brood.close()
 
 
 class _Child:

@@ -173,7 +173,11 @@ def verdict(value: Any, name: str) -> Verdict:
     try:
         real = float(number)
     except (OverflowError, ValueError):
-        return (Outcome.FAILED, None, f"{name} returned a number too large for float64; {expected}")
+        return (
+            Outcome.FAILED,
+            None,
+            f"{name} returned a {type(number).__name__} that is no finite float64; {expected}",
+        )
     if not math.isfinite(real):
         return (Outcome.FAILED, None, f"{name} returned {real}; {expected}")
     return (outcome, real, detail)

@@ -120,6 +120,7 @@ class _Attempt:
         self.env, self.engine, self.chat = env, engine, chat
         self.sampling, self.max_turns = sampling, max_turns
         self.messages: list[Message] = []
+        self.reply: tuple[Message, ...] = ()
         self.segments: list[SegmentBuilder] = []
         self.scores: dict[str, float] = {}
         self.text = ""
@@ -133,8 +134,7 @@ class _Attempt:
         if self._room() < 1:
             raise _Broken(f"prompt of {len(self.segments[0].ids)} tokens fills the window of {self.engine.window}")
         while await self._turn():
-            self._continue()
-            if self._room() < 1:
+            if not self._continue():
                 self.ending = Ending.LENGTH
                 break
         return self._rollout()
@@ -156,7 +156,7 @@ class _Attempt:
         if over or completion.ending is Ending.LENGTH:
             return False
         self.messages += step.reply
-        self._reply = step.reply
+        self.reply = step.reply
         return True
 
     async def _generate(self) -> Completion:
@@ -167,14 +167,18 @@ class _Attempt:
         check_completion(completion)
         return completion
 
-    def _continue(self) -> None:
-        """Make the next prompt: an extension of the row, or a new segment where there is no safe one."""
+    def _continue(self) -> bool:
+        """Make the next prompt: an extension of the row, or a new segment; False if the window has no room for it."""
         row = self.segments[-1]
-        extended = self.chat.bridge(row.ids, self._reply)
+        extended = self.chat.bridge(row.ids, self.reply)
+        prompt = self.chat.prompt_ids(self.messages) if extended is None else extended
+        if len(prompt) >= self.engine.window:
+            return False
         if extended is None:
-            self.segments.append(SegmentBuilder(self.chat.prompt_ids(self.messages)))
+            self.segments.append(SegmentBuilder(prompt))
         else:
-            row.extend_to(extended)
+            row.extend_to(prompt)
+        return True
 
     def _room(self) -> int:
         return self.engine.window - len(self.segments[-1].ids)
