@@ -1,7 +1,7 @@
 """Importance ratios between two policies on the sampled tokens: exp of a clamped log-probability difference.
 
 The clamp at +-20 keeps exp finite; it stops the gradient outside, so its share is worth watching.
-GSPO's sequence ratio is the geometric mean over a row's sampled tokens: arXiv 2507.18071 eq. 6.
+GSPO's sequence ratio is the geometric mean over a row's sampled tokens: arXiv 2507.18071, section 4.1.
 """
 
 from __future__ import annotations
