@@ -52,8 +52,9 @@ class TestColumns:
         task = task_set(["How?"], columns=Columns(system="Be brief."))[0]
         assert {"role": "system", "content": "Be brief."} == task.messages[0]
 
-    def test_a_system_message_of_its_own_stays(self):
-        own = [{"role": "system", "content": "Own."}, *CHAT]
+    @pytest.mark.parametrize("role", ["system", "developer"])
+    def test_a_system_message_of_its_own_stays(self, role):
+        own = [{"role": role, "content": "Own."}, *CHAT]
         assert tuple(own) == task_set([{"messages": own}], columns=Columns(system="Be brief."))[0].messages
 
     def test_other_columns_are_handed_on(self):

@@ -86,7 +86,7 @@ class Columns:
             messages: tuple[Message, ...] = ({"role": "user", "content": value},)
         else:
             messages = read_messages(value, f"{place}, column '{column}'")
-        if self.system is not None and messages[0]["role"] != "system":
+        if self.system is not None and messages[0]["role"] not in ("system", "developer"):
             messages = ({"role": "system", "content": self.system}, *messages)
         return messages, column
 
