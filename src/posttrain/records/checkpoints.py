@@ -17,15 +17,17 @@ from typing import Any
 
 from posttrain.errors import RecordError
 from posttrain.models.complete import MARKER, find_damage, seal, sync_folder, sync_tree
-from posttrain.records.files import TEMPORARY, is_disk_full, megabytes
+from posttrain.records.files import TEMPORARY, explained, is_disk_full, megabytes
 
 __all__ = ["Checkpoint", "Search", "clean_leftovers", "cut_back", "newest_complete", "prune", "write_checkpoint"]
 
 NAME = re.compile(r"step-(\d{6,})")
 STATE = "state.json"
+NO_ROOM = 1 << 20
+"""Free bytes below which a failed write means a full disk, whatever the library that wrote made of it."""
 
 Writer = Callable[[Path], None]
-"""Writes its files into the empty folder it is given."""
+"""Writes its files into the folder it is given, which exists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +58,7 @@ def write_checkpoint(folder: Path, step: int, writers: Mapping[str, Writer], sta
     Args:
         folder: the run's ``checkpoints`` folder.
         step: last step the checkpoint contains. A whole checkpoint of that step is kept and nothing is written.
-        writers: by name, who fills the folder of that name.
+        writers: by name, who fills the folder of that name, in order; ``.`` is the checkpoint's own folder.
         state: what JSON can hold, stored as ``state.json``.
 
     Returns:
@@ -70,9 +72,10 @@ def write_checkpoint(folder: Path, step: int, writers: Mapping[str, Writer], sta
         return target
     text = json.dumps(dict(state), indent=1)
     aside: Path | None = None
-    try:
+    with explained("making the checkpoints folder", folder.parent):
         folder.mkdir(parents=True, exist_ok=True)
-        _require_room(folder, step)
+    room = _require_room(folder, step)
+    try:
         aside = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder))
         _fill(aside, writers, text)
         if target.exists():
@@ -81,11 +84,11 @@ def write_checkpoint(folder: Path, step: int, writers: Mapping[str, Writer], sta
         sync_folder(folder)
         seal(target)
     except BaseException as error:
-        written = _size(aside if aside and aside.exists() else target)
+        full = is_disk_full(error) or (isinstance(error, Exception) and shutil.disk_usage(folder).free < NO_ROOM)
         for leftover in filter(None, (aside, target)):
             shutil.rmtree(leftover, ignore_errors=True)
-        if isinstance(error, OSError) or is_disk_full(error):
-            raise _failure(folder, step, written, error) from error
+        if full or isinstance(error, OSError):
+            raise _failure(folder, step, error, room=room if full else None) from error
         raise
     return target
 
@@ -142,7 +145,7 @@ def clean_leftovers(folder: Path) -> list[str]:
 def _fill(aside: Path, writers: Mapping[str, Writer], state: str) -> None:
     for name, write in writers.items():
         place = aside / name
-        place.mkdir()
+        place.mkdir(parents=True, exist_ok=True)
         write(place)
     (aside / STATE).write_text(state, encoding="utf-8")
     sync_tree(aside)
@@ -162,26 +165,26 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
-def _require_room(folder: Path, step: int) -> None:
-    """Refuse before the disk is filled, if the newest checkpoint's size tells that this one cannot fit."""
+def _require_room(folder: Path, step: int) -> int:
+    """Return the free bytes; refuse before the disk is filled, if by the newest checkpoint's size this cannot fit."""
     known = _checkpoints(folder)
     needed = _size(known[-1][1]) if known else 0
-    if needed > shutil.disk_usage(folder).free:
-        raise _failure(folder, step, needed, None)
+    room = shutil.disk_usage(folder).free
+    if needed > room:
+        raise _failure(folder, step, None, room=room)
+    return room
 
 
-def _failure(folder: Path, step: int, written: int, error: BaseException | None) -> RecordError:
-    """Say what the checkpoint needs, what is there, and which earlier one is intact."""
+def _failure(folder: Path, step: int, error: BaseException | None, *, room: int | None) -> RecordError:
+    """Say which earlier checkpoint is intact and, if ``room`` bytes were not enough, what this one needs."""
     whole = [path for _, path in _checkpoints(folder) if find_damage(path, digests=False) is None]
-    needed = max([written, *map(_size, whole)])
     intact = f"The checkpoint {whole[-1].name} is intact." if whole else "There is no earlier checkpoint."
-    if error is not None and not is_disk_full(error):
+    if room is None:
         return RecordError(f"the checkpoint of step {step} could not be written into {folder}: {error}. {intact}")
-    free = megabytes(shutil.disk_usage(folder if folder.exists() else folder.parent).free)
+    needs = f"about {megabytes(_size(whole[-1]))}" if whole else "more than that"
     return RecordError(
-        f"the disk of {folder} is full: the checkpoint of step {step} needs {'about' if whole else 'more than'} "
-        f"{megabytes(needed)}, free are {free}. {intact} Free space, then continue with --resume; "
-        "run.keep_checkpoints=1 needs the least."
+        f"the disk of {folder} is full: {megabytes(room)} were free and the checkpoint of step {step} needs {needs}. {intact} "
+        "Free space, then continue with --resume; run.keep_checkpoints=1 needs the least."
     )
 
 
