@@ -164,5 +164,9 @@ def test_answer_after_a_megabyte_is_found():
     assert 1.0 == read("word " * 200_000 + "42")
 
 
+def test_answer_before_a_megabyte_of_words_is_found():
+    assert 1.0 == read("42" + " word" * 200_000)
+
+
 def test_detail_says_what_was_read():
     assert "1234" == score_one(Number(Config()), "it is 1,234.").detail

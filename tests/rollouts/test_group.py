@@ -182,3 +182,32 @@ def test_scores_are_those_of_the_right_rollouts_under_shuffled_ends():
     judge = FakeReward(lambda r: Score(name="", value=float(r.seed), outcome=Outcome.SCORED))
     groups, _ = batch(make_roller(FakeEngine(["a"], delays=delays), judge), positions=(0, 1, 2))
     assert [[0.0, 1.0], [100.0, 101.0], [200.0, 201.0]] == [list(made.rewards) for made in groups]
+
+
+class CountingChat(FakeChat):
+    def __init__(self):
+        super().__init__()
+        self.rendered = 0
+
+    def prompt_ids(self, messages, tools=None):
+        self.rendered += 1
+        return super().prompt_ids(messages, tools)
+
+
+def test_the_prompt_of_a_group_is_rendered_once():
+    chat = CountingChat()
+    group(make_roller(FakeEngine(["a"]), chat=chat))
+    assert 1 == chat.rendered
+
+
+def test_openings_that_differ_within_a_group_are_each_rendered():
+    class Counts(RecordingEnv):
+        count = 0
+
+        async def reset(self, task):
+            Counts.count += 1
+            return ({"role": "user", "content": str(Counts.count)},)
+
+    engine = FakeEngine(["a"])
+    group(make_roller(engine, env_factory=Counts))
+    assert ["1", "2", "3"] == [chr(prompt[3]) for prompt, _, _ in engine.requests]

@@ -24,7 +24,7 @@ from posttrain.types import Outcome, Rollout, Score, Task
 
 __all__ = ["Config", "Number"]
 
-_MAX_CHARACTERS = 20_000
+_REACH = 1_000
 _MAX_NUMBER = 400
 _SPACES = "\u00a0\u2009\u202f"
 _PLAIN = rf"(?:\d(?:[\d,.'’]|[{_SPACES}](?=\d))*|\.\d+)"
@@ -35,6 +35,7 @@ _NUMBER = re.compile(
 )
 _GROUPED = re.compile(r"\d{1,3}(?:([,'])\d{3})(?:\1\d{3})*(?:\.\d*)?")
 _SIMPLE = re.compile(r"(?:\d+\.?\d*|\.\d+)")
+_LAST_DIGIT = re.compile(r"\d\D*\Z")
 _LATEX = re.compile(r"\\[dt]?frac\s?\{\s?([^{}]{1,60}?)\s?\}\s?\{\s?([^{}]{1,60}?)\s?\}")
 
 
@@ -104,14 +105,17 @@ class Number:
 
 
 def _read_last(text: str, *, unicode_digits: bool) -> tuple[Fraction, bool]:
-    """Return (value, has a percent sign) of the last number in the text's end; raise ValueError with the reason."""
-    tail = text[-_MAX_CHARACTERS:]
-    if len(tail) < len(text):
-        tail = re.sub(r"^\S*", "", tail, count=1)  # a number cut by the limit is not a number
-    tail = _plain(tail)
+    """Return (value, has a percent sign) of the last number in a text; raise ValueError with the reason."""
+    last_digit = _LAST_DIGIT.search(text)
+    if last_digit is None:
+        raise ValueError("no number in the completion")
+    near = text[max(0, last_digit.start() - _REACH) : last_digit.start() + _REACH]
+    if last_digit.start() > _REACH:
+        near = re.sub(r"^\S*", "", near, count=1)  # a number cut by the reach is not a number
+    tail = _plain(near)
     matches = collections.deque(_NUMBER.finditer(tail), maxlen=1)
     if not matches:
-        raise ValueError("no number in the completion")
+        raise ValueError(f"a number of more than {_REACH} characters")
     match = matches[0]
     written = match.group()
     if len(written) > _MAX_NUMBER:

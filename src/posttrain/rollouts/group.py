@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from posttrain.protocols import Engine
 from posttrain.rollouts.rubric import Rubric, Verdicts
 from posttrain.rollouts.run import ChatLike, EnvFactory, RolloutFailure, run_rollout
-from posttrain.types import Group, Outcome, Rollout, Sampling, Task
+from posttrain.types import Group, Message, Outcome, Rollout, Sampling, Task
 
 T = TypeVar("T")
 OnRollout = Callable[[Rollout | RolloutFailure], None]
@@ -82,6 +82,7 @@ class Tally:
 
 async def roll_group(position: int, task: Task, *, seeds: Sequence[int], roller: Roller) -> tuple[Group, Tally]:
     """Roll one rollout per seed, score them, and return those that have a reward with the count of the rest."""
+    roller = replace(roller, chat=_SharedOpening(roller.chat))
     ended = await gather_or_cancel(_roll(task, index, seed, roller) for index, seed in enumerate(seeds))
     rollouts = [result for result in ended if isinstance(result, Rollout)]
     failures = [result for result in ended if isinstance(result, RolloutFailure)]
@@ -125,6 +126,23 @@ async def _roll(task: Task, index: int, seed: int, roller: Roller) -> Rollout | 
     if roller.on_rollout is not None:
         roller.on_rollout(result)
     return result
+
+
+class _SharedOpening:
+    """A chat that renders and tokenises the opening messages of a group once."""
+
+    def __init__(self, chat: ChatLike) -> None:
+        self._opening: tuple[Message, ...] | None = None
+        self._ids: tuple[int, ...] = ()
+        self._chat = chat
+        self.decode = chat.decode
+        self.bridge = chat.bridge
+
+    def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the ids after which the assistant writes."""
+        if self._opening is None:
+            self._opening, self._ids = tuple(messages), self._chat.prompt_ids(messages)
+        return self._ids if tuple(messages) == self._opening else self._chat.prompt_ids(messages)
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
