@@ -74,7 +74,7 @@ def docstring_fault(text: str | None) -> str:
         return "has no docstring"
     paragraph = text.split("\n\n")[0].strip()
     word = paragraph.split()[0]
-    formula = re.search(r"[=^(/]", paragraph)
+    formula = re.search(r"[=^(/\[]", paragraph)
     if word.isalpha() and word.islower() and word != "posttrain" and not formula:
         return f"has a docstring that starts in lower case: {paragraph[:50]!r}"
     if not re.search(r"[.:?!]`*\)?$|\.(\s|$)", paragraph):
