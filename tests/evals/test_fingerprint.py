@@ -1,6 +1,9 @@
 """The protocol fingerprint notices every change that moves numbers, and says it in words."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -15,6 +18,21 @@ class Config(Settings):
 
     place: str = "whole"
     """Where."""
+
+
+class Judge(Settings):
+    """Options of a reward that is a function."""
+
+    function: Callable[..., float]
+    """Which."""
+
+
+def strict(rollout):
+    return 0.0
+
+
+def lenient(rollout):
+    return 1.0
 
 
 class Exact:
@@ -114,6 +132,20 @@ def test_the_same_reward_has_the_same_verifier_digest():
 )
 def test_another_option_weight_or_gate_is_another_verifier(part):
     assert verifier_digest([part]) != verifier_digest([Part(Exact(Config()))])
+
+
+def test_another_function_is_another_verifier():
+    assert verifier_digest([Part(Exact(Judge(function=strict)))]) != verifier_digest(
+        [Part(Exact(Judge(function=lenient)))]
+    )
+
+
+@pytest.mark.parametrize("function", [strict, len, partial(strict)])
+def test_a_function_has_the_same_digest_in_every_process(function, monkeypatch):
+    seen = []
+    monkeypatch.setattr("posttrain.evals.fingerprint.hashed", lambda content: seen.append(json.dumps(content)) or "")
+    verifier_digest([Part(Exact(Judge(function=function)))])
+    assert "0x" not in seen[0]
 
 
 def test_another_rule_for_what_is_right_is_another_verifier():

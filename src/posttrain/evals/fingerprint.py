@@ -5,6 +5,7 @@ Two results may be compared only if their fingerprints are equal; `differences` 
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -107,9 +108,27 @@ def hashed(content: Any) -> str:
 def _describe(part: Any) -> dict[str, Any]:
     reward = part.reward
     config = getattr(reward, "config", None)
-    options = config.model_dump(mode="json") if isinstance(config, pydantic.BaseModel) else str(config)
+    options = config.model_dump() if isinstance(config, pydantic.BaseModel) else {}
     combined = {name: getattr(part, name) for name in ("name", "weight", "only_if", "unparsable")}
-    return {"reward": f"{type(reward).__module__}:{type(reward).__qualname__}", "options": options, **combined}
+    return {"reward": _name(type(reward)), "options": _stable(options), **combined}
+
+
+def _stable(value: Any) -> Any:
+    """Return an option as plain content that is the same in every process: a function becomes its source text."""
+    if isinstance(value, Mapping):
+        return {str(key): _stable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_stable(entry) for entry in value]
+    if not callable(value):
+        return to_plain(value)
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        return _name(value if hasattr(value, "__qualname__") else type(value))
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}:{thing.__qualname__}"
 
 
 def _flat(protocol: Fingerprint) -> dict[str, Any]:
