@@ -11,7 +11,7 @@ vocabulary at all. For d W the probabilities of as many tokens as ``keep_bytes``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,8 +88,8 @@ def token_logprobs(
     )
     if head.weight is None:
         return _through_module(hidden, targets, job)
-    logprobs, entropy = _TokenLogprobs.apply(hidden, head.weight, head.bias, targets, job)
-    return logprobs, entropy
+    apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _TokenLogprobs.apply
+    return apply(hidden, head.weight, head.bias, targets, job)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -137,10 +137,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _entropy(logs: torch.Tensor, probabilities: torch.Tensor, masked: bool) -> torch.Tensor:
-    """Return -sum p log p per row; rows that may hold log 0 are made safe first (0 log 0 = 0)."""
-    if masked:
-        logs = logs.clamp_min(torch.finfo(logs.dtype).min)
+def _safe(logs: torch.Tensor) -> torch.Tensor:
+    """Bound log-probabilities where the probability is exactly 0 anyway, so that 0 log 0 is 0 and not NaN."""
+    return logs.clamp_min(-746.0 if logs.dtype == torch.float64 else -104.0)
+
+
+def _entropy(logs: torch.Tensor, probabilities: torch.Tensor, bounded: bool) -> torch.Tensor:
+    """Return -sum p log p per row; ``bounded`` tells that no log is -inf (only a bias can make one)."""
+    logs = logs if bounded else _safe(logs)
     return -torch.bmm(probabilities.unsqueeze(1), logs.unsqueeze(2)).flatten()
 
 
@@ -166,7 +170,7 @@ class _TokenLogprobs(torch.autograd.Function):
             inside = tile.stop <= len(kept)
             probabilities = torch.exp(logs, out=kept[tile]) if inside else logs.exp()
             logprobs[tile] = logs.gather(1, targets[tile, None]).squeeze(1)
-            entropy[tile] = _entropy(logs, probabilities, bias is not None)
+            entropy[tile] = _entropy(logs, probabilities, bias is None)
             if unit is not None:
                 torch.sub(weight[targets[tile]], probabilities.to(weight.dtype) @ weight, out=unit[tile])
         ctx.save_for_backward(hidden, weight, bias, targets, unit, kept)
@@ -223,11 +227,11 @@ def _linear_gradients(
         if grad_weight is not None:
             grad_weight.addmm_(probabilities.T, pushed[tile], alpha=-1)
         if grad_bias is not None:
-            grad_bias.addmv_(probabilities.T, push[tile], alpha=-1 / job.factor)
+            grad_bias.addmv_(probabilities.T, push[tile], alpha=-1)
     if grad_weight is not None:
         grad_weight.index_add_(0, targets, pushed)
     if grad_bias is not None:
-        grad_bias.index_add_(0, targets, push / job.factor)
+        grad_bias.index_add_(0, targets, push)
     return [None, grad_weight, grad_bias]
 
 
@@ -248,7 +252,7 @@ def _general_gradients(
     ]
     for tile in job.tiles(len(hidden), len(weight), _wide(weight.dtype).itemsize):
         logs, slope = job.log_softmax(hidden[tile], weight, bias)
-        dz = _logit_gradient(logs, targets[tile], grad_logprobs[tile], grad_entropy[tile], job, bias is not None)
+        dz = _logit_gradient(logs, targets[tile], grad_logprobs[tile], grad_entropy[tile], job)
         dz.mul_(job.factor)
         if slope is not None:
             dz.mul_(slope)
@@ -263,13 +267,13 @@ def _general_gradients(
 
 
 def _logit_gradient(
-    logs: torch.Tensor, targets: torch.Tensor, push: torch.Tensor, pull: torch.Tensor, job: _Job, masked: bool
+    logs: torch.Tensor, targets: torch.Tensor, push: torch.Tensor, pull: torch.Tensor, job: _Job
 ) -> torch.Tensor:
     """Return d loss / d (tempered logits) [n, vocabulary] from the gradients of log-probability and entropy."""
     probabilities = logs.exp()
     if job.entropy_gradient:
-        entropy = _entropy(logs, probabilities, masked)
-        safe = logs.clamp_min(torch.finfo(logs.dtype).min) if masked else logs
+        safe = _safe(logs)
+        entropy = _entropy(safe, probabilities, True)
         dz = probabilities * (safe + entropy[:, None]).mul_(-pull[:, None]).sub_(push[:, None])
     else:
         dz = probabilities.mul_(-push[:, None])
@@ -285,8 +289,7 @@ def _through_module(hidden: torch.Tensor, targets: torch.Tensor, job: _Job) -> t
         if job.head.softcap is not None:
             logits = torch.tanh(logits / job.head.softcap) * job.head.softcap
         logs = torch.log_softmax(logits / job.temperature, -1)
-        safe = logs.clamp_min(torch.finfo(logs.dtype).min)
-        entropy = -(logs.exp() * safe).sum(-1)
+        entropy = -(logs.exp() * _safe(logs)).sum(-1)
         return logs.gather(1, wanted[:, None]).squeeze(1), entropy if job.entropy_gradient else entropy.detach()
 
     with torch.no_grad():
