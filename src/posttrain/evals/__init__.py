@@ -1,1 +1,1 @@
-"""."""
+"""Evaluation: tasks sampled n times, judged, and reduced to numbers with protocol and interval."""
