@@ -1,6 +1,7 @@
 """The offline toy: a Qwen3 model of about two million parameters and a character tokenizer, built on the spot.
 
-Nothing is downloaded. The architecture is transformers' own Qwen3, so whatever trains the toy trains the real one.
+Nothing is downloaded. The architecture is transformers' own Qwen3, so whatever trains the toy trains the real one. Two wide blocks
+instead of many narrow ones make each sampled token cheap.
 The chat template writes each message as ``<|im_start|>role content<|im_end|>`` without separators, so that the
 prompt ``47+85=`` costs eleven tokens, and a longer conversation always begins with the tokens of the shorter one.
 """
@@ -18,6 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, 
 __all__ = ["CHAT_TEMPLATE", "build_tokenizer", "build_toy"]
 
 PAD, UNKNOWN, START, END = "<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>"
+SPREAD = 0.05
+"""Standard deviation of the first weights: at this width it learns addition in fewer steps than the usual 0.02."""
 ROLES = ("system", "user", "assistant", "tool")
 CHARACTERS = string.digits + string.ascii_letters + " \n" + string.punctuation
 
@@ -35,10 +38,10 @@ CHAT_TEMPLATE = """\
 def build_toy(
     *,
     seed: int,
-    hidden: int = 192,
-    intermediate: int = 640,
-    layers: int = 4,
-    heads: int = 6,
+    hidden: int = 256,
+    intermediate: int = 1024,
+    layers: int = 2,
+    heads: int = 8,
     kv_heads: int = 2,
     window: int = 1024,
     dtype: torch.dtype = torch.float32,
@@ -65,6 +68,7 @@ def build_toy(
         num_key_value_heads=kv_heads,
         head_dim=hidden // heads,
         max_position_embeddings=window,
+        initializer_range=SPREAD,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

@@ -183,8 +183,8 @@ def _failure(folder: Path, step: int, error: BaseException | None, *, room: int 
         return RecordError(f"the checkpoint of step {step} could not be written into {folder}: {error}. {intact}")
     needs = f"about {megabytes(_size(whole[-1]))}" if whole else "more than that"
     return RecordError(
-        f"the disk of {folder} is full: {megabytes(room)} were free and the checkpoint of step {step} needs {needs}. {intact} "
-        "Free space, then continue with --resume; run.keep_checkpoints=1 needs the least."
+        f"the disk of {folder} is full: {megabytes(room)} were free and the checkpoint of step {step} needs {needs}. "
+        f"{intact} Free space, then continue with --resume; run.keep_checkpoints=1 needs the least."
     )
 
 
