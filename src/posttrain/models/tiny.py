@@ -1,7 +1,7 @@
 """The offline toy: a Qwen3 model of about two million parameters and a character tokenizer, built on the spot.
 
-Nothing is downloaded. The architecture is transformers' own Qwen3, so whatever trains the toy trains the real one. Two wide blocks
-instead of many narrow ones make each sampled token cheap.
+Nothing is downloaded. The architecture is transformers' own Qwen3, so whatever trains the toy trains the real one;
+two wide blocks instead of many narrow ones make each sampled token cheap.
 The chat template writes each message as ``<|im_start|>role content<|im_end|>`` without separators, so that the
 prompt ``47+85=`` costs eleven tokens, and a longer conversation always begins with the tokens of the shorter one.
 """
