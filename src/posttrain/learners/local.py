@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from posttrain.config import Settings
@@ -191,13 +192,16 @@ class LocalLearner:
         """Take over what `save` wrote; training then continues bit for bit. Raises RecordError if it does not fit."""
         try:
             state = json.loads((folder / "learner.json").read_text(encoding="utf-8"))
+            calls, version = int(state["calls"]), int(state["version"])
             moments = load_file(folder / "optimizer.safetensors")
-        except (OSError, ValueError) as error:
-            raise RecordError(f"learner state in {folder} cannot be read: {error}") from error
-        load_weights(self.model, folder)
+            load_weights(self.model, folder)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise RecordError(
+                f"learner state in {folder} cannot be read: {error!r}. Use an older checkpoint"
+            ) from error
         restore_optimizer(self._optimizer, self._names(), moments)
         self._optimizer.zero_grad(set_to_none=True)
-        self.calls, self._version, self._microbatches = int(state["calls"]), int(state["version"]), 0
+        self.calls, self._version, self._microbatches = calls, version, 0
 
     @property
     def _device(self) -> torch.device:
