@@ -14,7 +14,7 @@ the log-sum-exp is missing, or a sliding window bites, `posttrain.models.masked_
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -89,7 +89,8 @@ class BlockPlan:
             raise ValueError(f"plan covers 1 row of {self.width} tokens, got {tuple(query.shape)}")
         bites = window is not None and window < self.longest
         if not bites and query.shape[-1] == value.shape[-1] and kernel_available(query.device.type):
-            return _BlockAttention.apply(query, key, value, self, scaling)
+            apply: Callable[..., torch.Tensor] = _BlockAttention.apply
+            return apply(query, key, value, self, scaling)
         return attend_masked(
             self.blocks, query, key, value, scaling, window=window if bites else None, device=self.device
         )

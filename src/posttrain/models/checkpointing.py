@@ -16,7 +16,9 @@ from posttrain.errors import ConfigError
 
 def checkpointed_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the layers that can be recomputed; ConfigError if the model has none."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers: list[torch.nn.Module] = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     if not layers:
         raise ConfigError("this model cannot recompute its layers; set learner.gradient_checkpointing = false")
     return layers

@@ -65,7 +65,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs [tokens, heads, size] of the segments and their places in the row."""
     places, real = _places(part, q.device)
-    queries, keys, values = (x[places].unflatten(0, (part.count, part.length)).transpose(1, 2) for x in (q, k, v))
+    queries, keys, values = (x[places].view(part.count, part.length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
     before_k, before_v = (x[seen].transpose(0, 1).expand(part.count, -1, -1, -1) for x in (k, v))
     mask = causal_mask(part.length, before_k.shape[2], window=window, device=q.device)
     out = F.scaled_dot_product_attention(

@@ -66,4 +66,5 @@ class Scorer:
         use(self.model, self.implementation)
         extra = {} if plan is None else {"attention_plan": plan}
         out = body(self.model)(input_ids=rows.ids, position_ids=rows.positions, use_cache=False, **extra)
-        return out.last_hidden_state.flatten(0, 1).index_select(0, rows.sources)
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, rows.sources)

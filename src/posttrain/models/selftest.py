@@ -163,32 +163,32 @@ def _proved_head(inner: Any, own: str, samples: list[Sample], truth: _Numbers) -
 def _difference(scorer: Scorer, microbatch: Microbatch, samples: list[Sample], truth: _Numbers) -> str:
     """Return how the microbatch's numbers differ from the plain ones, in a few words, or nothing."""
     try:
-        rows = tensors(microbatch, next(scorer.model.parameters()).device)
-        watched = _Watched(rows.plan) if scorer.implementation == NAME else None
-        flat, _ = scorer.score(rows, plan=watched)
-        parts = dict(
-            zip(
-                map(id, microbatch.samples),
-                flat.split([int(s.loss_mask.sum()) for s in microbatch.samples]),
-                strict=True,
-            )
-        )
-        logprobs = [parts[id(sample)] for sample in samples]
-        gradients = _gradients(scorer.model, logprobs)
-        logprobs = [x.detach() for x in logprobs]
+        mine, watched = _measure(scorer, microbatch, samples)
     except RAISED as error:
         return f"{type(error).__name__}: {error}".split("\n", 1)[0]
-    if watched is not None and not watched.windows and _has_window(scorer.model):
+    if scorer.implementation == NAME and not watched.windows and _has_window(scorer.model):
         return "its sliding window is not handed to the attention function"
     allowed = TOLERANCE.get(next(scorer.model.parameters()).dtype, COARSE)
-    for name, mine, theirs in (
-        ("log-probabilities", logprobs, truth.logprobs),
-        ("gradients", gradients, truth.gradients),
-    ):
-        error = _relative(mine, theirs)
-        if not error <= allowed:
-            return f"{name} are off by {error:.1e} (allowed {allowed:.0e})"
-    return ""
+    apart = {
+        "log-probabilities": _relative(mine.logprobs, truth.logprobs),
+        "gradients": _relative(mine.gradients, truth.gradients),
+    }
+    wrong = [
+        f"{name} are off by {far:.1e} (allowed {allowed:.0e})" for name, far in apart.items() if not far <= allowed
+    ]
+    return next(iter(wrong), "")
+
+
+def _measure(scorer: Scorer, microbatch: Microbatch, samples: list[Sample]) -> tuple[_Numbers, _Watched]:
+    """Return the numbers of the microbatch, sample by sample in the given order."""
+    rows = tensors(microbatch, next(scorer.model.parameters()).device)
+    watched = _Watched(rows.plan)
+    flat, _ = scorer.score(rows, plan=watched if scorer.implementation == NAME else None)
+    parts = torch.split(flat, [int(sample.loss_mask.sum()) for sample in microbatch.samples])
+    by_sample = {id(sample): part for sample, part in zip(microbatch.samples, parts, strict=True)}
+    logprobs = [by_sample[id(sample)] for sample in samples]
+    gradients = _gradients(scorer.model, logprobs)
+    return _Numbers(logprobs=[x.detach() for x in logprobs], gradients=gradients), watched
 
 
 def _relative(mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:

@@ -86,10 +86,11 @@ def _stored_name(name: str, model: Any) -> str:
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
     """Keep transformers from drawing over the run's own display."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    display: Any = logging
+    shown = display.is_progress_bar_enabled()
+    display.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            display.enable_progress_bar()
