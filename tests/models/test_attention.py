@@ -28,6 +28,7 @@ CASES = {
     "equal branches": [block(0, 9, 4, 4, 4)],
     "ragged branches": [block(0, 9, 30, 13, 12, 2, 1, 1)],
     "several groups": [block(0, 5, 4, 4), block(13, 5, 4, 4), block(26, 3, 20, 1), block(50, 0, 6)],
+    "groups of one shape at odd distances": [block(0, 5, 4, 4), block(13, 0, 2), block(15, 5, 3, 5), block(28, 5, 8)],
     "empty branches": [block(0, 5, 3, 0, 0), block(8, 4, 0)],
     "prefix alone": [block(0, 6)],
 }

@@ -23,7 +23,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from posttrain.models.masked_attention import attend_masked, causal_mask
-from posttrain.models.segments import bucket_segments
+from posttrain.models.segments import Segment, Segments, bucket_segments
 from posttrain.types import Block
 
 NAME = "posttrain"
@@ -68,11 +68,7 @@ class BlockPlan:
             (b.prefix_length + size for b in self.blocks for _, size in (*b.branches, (0, 0))), default=0
         )
         self.causal = bucket_segments(prefixes + branches, device)
-        self.crosses = [
-            (slice(b.prefix_start, b.prefix_start + b.prefix_length), _span(b.branches))
-            for b in self.blocks
-            if b.prefix_length and b.branches
-        ]
+        self.crosses = _pair_crosses(self.blocks, device)
 
     def attend(
         self,
@@ -111,11 +107,11 @@ class _BlockAttention(torch.autograd.Function):
             part.write(out, own)
             part.write(lse, own_lse.unsqueeze(-1))
         for prefix, span in plan.crosses:
-            seen, seen_lse = _flash(_one(q[span]), _one(k[prefix]), _one(v[prefix]), 0.0, False, scale=scaling)
-            seen_lse = _rows(seen_lse.unsqueeze(-1))
-            share = torch.sigmoid(seen_lse - lse[span])
-            out[span].lerp_(_rows(seen), share.to(out.dtype))
-            lse[span] = torch.logaddexp(lse[span], seen_lse)
+            seen, seen_lse = _flash(span.read(q), prefix.read(k), prefix.read(v), 0.0, False, scale=scaling)
+            own_lse, seen_lse = span.read(lse), seen_lse.unsqueeze(-1)
+            share = torch.sigmoid(seen_lse - own_lse).to(out.dtype)
+            span.write(out, torch.lerp(span.read(out), seen, share))
+            span.write(lse, torch.logaddexp(own_lse, seen_lse))
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scaling = plan, scaling
         return out.unsqueeze(0)
@@ -136,12 +132,12 @@ class _BlockAttention(torch.autograd.Function):
                 part.write(target, own)
         for prefix, span in ctx.plan.crosses:
             found = _flash_backward(
-                *(_one(g[span]), _one(q[span]), _one(k[prefix]), _one(v[prefix]), _one(out[span])),
-                *(_one(lse[span]).squeeze(-1), 0.0, False),
+                *(span.read(g), span.read(q), prefix.read(k), prefix.read(v), span.read(out)),
+                *(span.read(lse).squeeze(-1), 0.0, False),
                 scale=ctx.scaling,
             )
             for target, place, seen in zip(grads, (span, prefix, prefix), found, strict=True):
-                target[place] += _rows(seen)
+                place.add(target, seen)
         return (*(_one(x) for x in grads), None, None)
 
 
@@ -155,12 +151,27 @@ def _one(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, 1).unsqueeze(0)
 
 
-def _span(branches: Sequence[tuple[int, int]]) -> slice:
+def _span(branches: Sequence[Segment]) -> Segment:
     """Return the range of tokens that the branches fill; they lie behind each other."""
-    start, end = branches[0][0], sum(branches[-1])
-    if end - start != sum(length for _, length in branches):
+    start = branches[0][0]
+    length = sum(size for _, size in branches)
+    if sum(branches[-1]) != start + length:
         raise ValueError(f"branches of one block must lie behind each other, got {branches}")
-    return slice(start, end)
+    return start, length
+
+
+def _pair_crosses(blocks: Sequence[Block], device: torch.device | str) -> list[tuple[Segments, Segments]]:
+    """Return (prefixes, the spans of their branches); blocks of equal shape go together in one batched product."""
+    shapes: dict[tuple[int, int], list[tuple[Segment, Segment]]] = {}
+    for block in blocks:
+        if block.prefix_length and block.branches:
+            span = _span(block.branches)
+            prefix = (block.prefix_start, block.prefix_length)
+            shapes.setdefault((prefix[1], span[1]), []).append((prefix, span))
+    return [
+        (Segments([prefix for prefix, _ in pairs], device), Segments([span for _, span in pairs], device))
+        for pairs in shapes.values()
+    ]
 
 
 def _merge_unshared(blocks: Sequence[Block]) -> tuple[Block, ...]:

@@ -61,6 +61,13 @@ class Segments:
         flat = batch.transpose(1, 2).reshape(-1, *row.shape[1:])
         row.index_copy_(0, self.places, flat if self.equal else flat.index_select(0, self.real))
 
+    def add(self, row: torch.Tensor, batch: torch.Tensor) -> None:
+        """Add [count, heads, length, size] to [tokens, heads, size]; for segments of equal length."""
+        if self.view:
+            self._view(row).add_(batch)
+        else:
+            row.index_add_(0, self.places, batch.transpose(1, 2).reshape(-1, *row.shape[1:]))
+
     def _view(self, row: torch.Tensor) -> torch.Tensor:
         heads, size = row.shape[1:]
         token, head, one = row.stride()
