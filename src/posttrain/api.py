@@ -6,21 +6,21 @@ the name of a reward plug, or a list of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import Recipe, validate
+from posttrain import launch
+from posttrain.config import Plug, Recipe, validate
 from posttrain.errors import ConfigError, did_you_mean
-from posttrain.launch import Result, launch, resume
+from posttrain.launch import Result
 from posttrain.loops.session import Progress
-from posttrain.measure import evaluate
+from posttrain.measure import RewardLike, evaluate, reward_parts
+from posttrain.plugs import build_plug
 from posttrain.tasks.source import task_set
 from posttrain.tasks.taskset import TaskSet
 
 __all__ = ["evaluate", "resume", "train"]
-
-RewardLike = str | Callable[..., Any] | Mapping[str, Any]
 
 SHORTCUTS = {
     "name": ("run", "name"),
@@ -65,48 +65,68 @@ def train(
     Raises:
         PosttrainError: the recipe, tasks, model or reward cannot be used; the message says what to do.
     """
-    rows, section = _tasks(tasks)
     table: dict[str, Any] = {
         "algorithm": {"type": algorithm} if isinstance(algorithm, str) else dict(algorithm),
         "model": dict(model) if isinstance(model, Mapping) else {"path": str(model)},
-        "tasks": section,
-        "rewards": [_reward(part, number) for number, part in enumerate(_listed(reward))],
+        "rewards": reward_parts(reward),
     }
+    rows, table["tasks"] = _tasks(tasks, table["algorithm"])
     _apply(table, options)
-    return launch(validate(Recipe, table, where="posttrain.train"), progress=progress, check=check, tasks=rows)
+    recipe = validate(Recipe, table, where="posttrain.train")
+    return launch.launch(recipe, progress=progress, check=check, tasks=rows)
 
 
-def _tasks(tasks: Any) -> tuple[TaskSet | None, dict[str, Any]]:
+def resume(
+    path: str | Path,
+    *,
+    steps: int | None = None,
+    tasks: Sequence[Any] | TaskSet | None = None,
+    reward: RewardLike | Sequence[RewardLike] | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Continue a run from its newest whole checkpoint and return it.
+
+    Args:
+        path: the run directory.
+        steps: train up to so many batches instead of the recorded number.
+        tasks: the same rows or TaskSet again, if the run began with tasks in memory.
+        reward: the same reward again, if it is a function that cannot be imported by name.
+        progress: shows the run; silent if not given.
+
+    Raises:
+        PosttrainError: the run cannot be continued exactly; the message says what to do.
+    """
+    rows = None if tasks is None else _rows(tasks, launch.recorded_algorithm(path))
+    return launch.resume(
+        path, progress=progress, tasks=rows, steps=steps, rewards=None if reward is None else reward_parts(reward)
+    )
+
+
+def _tasks(tasks: Any, algorithm: Mapping[str, Any]) -> tuple[TaskSet | None, dict[str, Any]]:
     if isinstance(tasks, Mapping):
         return None, dict(tasks)
     if isinstance(tasks, str | Path):
         return None, {"path": str(tasks)}
-    rows = tasks if isinstance(tasks, TaskSet) else task_set(tasks)
+    rows = _rows(tasks, validate(Plug, algorithm, where="algorithm"))
     return rows, {"path": f"<{rows.name}>"}
 
 
-def _listed(reward: Any) -> list[RewardLike]:
-    if reward is None:
-        return []
-    return list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
-
-
-def _reward(part: RewardLike, number: int) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": part}
-    if isinstance(part, Mapping):
-        return dict(part)
-    return {"type": "function", "function": part, "name": getattr(part, "__name__", f"function_{number}")}
+def _rows(tasks: Sequence[Any] | TaskSet, algorithm: Plug) -> TaskSet:
+    """Rows in memory as what the algorithm trains on: prompts, or demonstrations."""
+    if isinstance(tasks, TaskSet):
+        return tasks
+    return task_set(tasks, for_imitation=not build_plug("algorithms", algorithm).needs.engine)
 
 
 def _apply(table: dict[str, Any], options: Mapping[str, Any]) -> None:
     """Put options into the recipe's table: sections whole, short names at their key."""
     for name, value in options.items():
+        if name == "rewards":
+            raise ConfigError("posttrain.train: give the reward, or a list of its parts, as reward=...")
         if name in Recipe.model_fields:
-            section = value if isinstance(value, Mapping) else None
-            if section is None:
+            if not isinstance(value, Mapping):
                 raise ConfigError(f"posttrain.train: '{name}' is a section; give a dict, got {value!r}")
-            table[name] = {**table.get(name, {}), **section}
+            table[name] = {**table.get(name, {}), **value}
         elif name in SHORTCUTS:
             section_name, key = SHORTCUTS[name]
             table.setdefault(section_name, {})[key] = str(value) if isinstance(value, Path) else value

@@ -1,81 +1,29 @@
-"""Recipe to objects: the only file that knows every plug. A plug is found by its file name.
-
-``algorithm.type = "grpo"`` loads ``posttrain/algorithms/grpo.py``; ``my_module:MyThing`` loads a class of the
-user's own. A plug's options are validated by its ``Config``; its constructor asks for context by parameter name.
-"""
+"""Recipe to objects: what can be validated before a model is loaded, and then everything that needs the model."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import importlib
-import inspect
-import pkgutil
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pydantic
-
-from posttrain.batches.pack import pack, pack_auto
+from posttrain.batches.pack import pack, pack_auto, pack_whole_groups
 from posttrain.checks.run import Subject
-from posttrain.config import Plug, Recipe, RewardPart, validate
-from posttrain.errors import ConfigError, did_you_mean
+from posttrain.config import Recipe, RewardPart
+from posttrain.errors import ConfigError, DataError, did_you_mean
+from posttrain.functional.reduce import MODES
 from posttrain.models.load import Loaded, load_model
 from posttrain.models.lora import add_lora
+from posttrain.plugs import build_plug, find_plug, validated
 from posttrain.protocols import Algorithm, Engine, Env, Learner, Packer, Reward, WeightSync
 from posttrain.rollouts.rubric import Part, Rubric
 from posttrain.tasks.chat import Chat
 from posttrain.tasks.order import TaskOrder
 from posttrain.tasks.overlong import drop_overlong
 from posttrain.tasks.source import TaskSet, load_tasks
-
-FOLDERS = ("algorithms", "rewards", "envs", "engines", "learners", "weight_sync")
-
-
-def plug_names(folder: str) -> list[str]:
-    """Names of the plugs that ship in a folder."""
-    package = importlib.import_module(f"posttrain.{folder}")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-
-
-def find_plug(folder: str, name: str) -> tuple[type[pydantic.BaseModel] | None, Callable[..., Any]]:
-    """Return (Config, class) of a plug; raises ConfigError with the nearest name for an unknown one."""
-    if ":" in name:
-        return _own_plug(folder, name)
-    if name not in plug_names(folder):
-        hint = did_you_mean(name, plug_names(folder))
-        raise ConfigError(f"{folder}: no plug called '{name}'.{hint} Your own is named module:Class.")
-    module = importlib.import_module(f"posttrain.{folder}.{name}")
-    (found,) = [item for item in module.__all__ if item != "Config"]
-    return module.Config, getattr(module, found)
-
-
-def _own_plug(folder: str, name: str) -> tuple[type[pydantic.BaseModel] | None, Callable[..., Any]]:
-    path, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(path)
-    except ImportError as error:
-        raise ConfigError(f"{folder}: cannot import '{path}' of '{name}': {error}. Is it on PYTHONPATH?") from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        raise ConfigError(f"{folder}: module '{path}' has no '{attribute}'.{did_you_mean(attribute, vars(module))}")
-    return getattr(found, "Config", getattr(module, "Config", None)), found
-
-
-def validated(folder: str, plug: Plug) -> Any:
-    """The plug's own Config built from the section's options, or the bare options where it has none."""
-    config_class, _ = find_plug(folder, plug.type)
-    if config_class is None:
-        return plug.options
-    return validate(config_class, plug.options, where=f"{folder} '{plug.type}'")
-
-
-def build_plug(folder: str, plug: Plug, **context: Any) -> Any:
-    """Construct a plug from its section; context reaches it by parameter name."""
-    _, make = find_plug(folder, plug.type)
-    wanted = inspect.signature(make).parameters
-    return make(validated(folder, plug), **{key: value for key, value in context.items() if key in wanted})
+from posttrain.types import Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +56,7 @@ def prepare(recipe: Recipe, *, tasks: TaskSet | None = None, held_out: TaskSet |
     for_imitation = not algorithm.needs.engine
     seed = recipe.run.seed
     training = load_tasks(recipe.tasks, seed=seed, for_imitation=for_imitation) if tasks is None else tasks
+    refuse_unfit_tasks(training, recipe.algorithm.type, for_imitation=for_imitation)
     if held_out is None and recipe.evaluation is not None:
         held_out = load_tasks(recipe.evaluation.tasks, seed=seed)
     return Prepared(
@@ -117,7 +66,7 @@ def prepare(recipe: Recipe, *, tasks: TaskSet | None = None, held_out: TaskSet |
         make_env=functools.partial(build_plug, "envs", recipe.rollouts.env),
         tasks=training,
         held_out=held_out,
-        notes=(*departures(recipe), *remarks(recipe, algorithm, training)),
+        notes=(*departures(recipe), *remarks(recipe, algorithm, training), *leaks(training, held_out)),
     )
 
 
@@ -143,6 +92,14 @@ def build_rubric(parts: Sequence[RewardPart]) -> Rubric:
 def refuse_contradictions(recipe: Recipe, algorithm: Algorithm, rubric: Rubric | None) -> None:
     """Raise ConfigError for combinations that would train nothing, or something else than was meant."""
     rollouts, batches, name = recipe.rollouts, recipe.batches, recipe.algorithm.type
+    refuse_impossible_needs(name, algorithm)
+    source = "rollouts.prompts_per_step" if algorithm.needs.engine else "batches.demonstrations_per_step"
+    groups = rollouts.prompts_per_step if algorithm.needs.engine else batches.demonstrations_per_step
+    if batches.minibatches > groups:
+        raise ConfigError(
+            f"batches.minibatches = {batches.minibatches} is more than {source} = {groups}: "
+            "a group is never split over optimizer steps"
+        )
     if algorithm.needs.engine:
         if rubric is None:
             raise ConfigError(
@@ -155,11 +112,6 @@ def refuse_contradictions(recipe: Recipe, algorithm: Algorithm, rubric: Rubric |
             )
         if rollouts.temperature == 0:
             raise ConfigError("rollouts.temperature = 0 gives equal rollouts and so no gradient: use 1.0")
-        if batches.minibatches > rollouts.prompts_per_step:
-            raise ConfigError(
-                f"batches.minibatches = {batches.minibatches} is more than rollouts.prompts_per_step = "
-                f"{rollouts.prompts_per_step}: a group is never split over optimizer steps"
-            )
     if recipe.evaluation is not None:
         if rubric is None:
             raise ConfigError("evaluation needs a reward to judge with: add a [[rewards]] part")
@@ -168,6 +120,27 @@ def refuse_contradictions(recipe: Recipe, algorithm: Algorithm, rubric: Rubric |
             raise ConfigError(
                 f"evaluation.k = {beyond} cannot be estimated from evaluation.samples = {recipe.evaluation.samples}"
             )
+
+
+def refuse_impossible_needs(name: str, algorithm: Algorithm) -> None:
+    """Raise ConfigError for token weights that do not exist, and for a teacher that nobody can give."""
+    for part, mode in algorithm.needs.streams.items():
+        if mode not in MODES:
+            raise ConfigError(
+                f"algorithm '{name}': no reduction '{mode}' for its {part} loss.{did_you_mean(mode, MODES)}"
+            )
+    if algorithm.needs.teacher_logprobs:
+        raise ConfigError(f"algorithm '{name}' needs a teacher's log-probabilities, and a recipe cannot name a teacher")
+
+
+def refuse_unfit_tasks(tasks: TaskSet, name: str, *, for_imitation: bool) -> None:
+    """Raise DataError for prompts where demonstrations are imitated, or the other way round."""
+    for task in tasks:
+        if (task.messages[-1].get("role") == "assistant") != for_imitation:
+            have, want = ("a prompt", "a demonstration, which ends with an assistant message")
+            if not for_imitation:
+                have, want = ("a demonstration", "a prompt, which does not end with an assistant message")
+            raise DataError(f"{tasks.name}: task '{task.id}' is {have}; algorithm '{name}' trains on {want}")
 
 
 def departures(recipe: Recipe) -> list[str]:
@@ -201,6 +174,28 @@ def remarks(recipe: Recipe, algorithm: Algorithm, tasks: TaskSet) -> list[str]:
                 f"{rollouts.prompts_per_step} prompts per step, {len(tasks)} tasks: tasks repeat within a step"
             )
     return lines
+
+
+def leaks(training: TaskSet, held_out: TaskSet | None) -> list[str]:
+    """One line that counts the held-out tasks whose prompt is trained on, if any."""
+    if held_out is None:
+        return []
+    known = set(map(_prompt, training))
+    shared = sum(_prompt(task) in known for task in held_out)
+    if not shared:
+        return []
+    return [
+        f"{shared} of {len(held_out)} held-out tasks are training tasks: the evaluation measures memory too "
+        "(built-in generators hold problems out with split = 'test')"
+    ]
+
+
+def _prompt(task: Task) -> str:
+    """What the policy is asked, without the answer a demonstration gives."""
+    messages: Iterable[Any] = task.messages
+    if task.messages[-1].get("role") == "assistant":
+        messages = task.messages[:-1]
+    return json.dumps([[message.get("role"), message.get("content")] for message in messages], default=str)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,6 +241,7 @@ class Assembly:
             max_turns=recipe.rollouts.max_turns,
             rubric=self.prepared.rubric,
             make_env=self.prepared.make_env,
+            max_failed_share=recipe.run.max_failed_share,
         )
 
 
@@ -253,7 +249,7 @@ def assemble(prepared: Prepared, *, loaded: Loaded | None = None) -> Assembly:
     """Load the model and build engine, learner and weight sync on it; ``loaded`` spares the loading."""
     recipe, needs = prepared.recipe, prepared.algorithm.needs
     loaded = load_model(recipe.model, seed=recipe.run.seed) if loaded is None else loaded
-    chat = Chat(loaded.tokenizer)
+    chat = Chat(loaded.tokenizer, eos_ids=loaded.generation_eos_ids)
     tasks, held_out = fit_tasks(prepared, chat, loaded.window)
     lora = recipe.model.lora
     reference = copy.deepcopy(loaded.model).requires_grad_(False) if needs.ref_logprobs and lora is None else None
@@ -267,10 +263,10 @@ def assemble(prepared: Prepared, *, loaded: Loaded | None = None) -> Assembly:
         "needs": needs,
         "reference_model": reference,
         "window": loaded.window,
-        "stop_ids": frozenset(chat.stop_ids) | frozenset(loaded.generation_eos_ids),
+        "stop_ids": chat.stop_ids,
     }
     learner = build_plug("learners", recipe.learner, **context)
-    packer, layout_notes = choose_packer(recipe, learner)
+    packer, layout_notes = choose_packer(recipe, learner, whole_groups=needs.whole_groups)
     return Assembly(
         prepared=prepared,
         loaded=loaded,
@@ -281,7 +277,7 @@ def assemble(prepared: Prepared, *, loaded: Loaded | None = None) -> Assembly:
         pack=packer,
         tasks=tasks,
         held_out=held_out,
-        notes=(*prepared.notes, *layout_notes, *skips(tasks)),
+        notes=(*prepared.notes, *layout_notes, *skips(tasks), *skips(held_out, "held-out tasks")),
     )
 
 
@@ -303,11 +299,14 @@ def fit_tasks(prepared: Prepared, chat: Chat, window: int) -> tuple[TaskSet, Tas
     return tasks, drop_overlong(prepared.held_out, chat, room=room, policy=recipe.evaluation.tasks.overlong)
 
 
-def choose_packer(recipe: Recipe, learner: Any) -> tuple[Packer, list[str]]:
+def choose_packer(recipe: Recipe, learner: Any, *, whole_groups: bool = False) -> tuple[Packer, list[str]]:
     """The microbatch layout the recipe asks for, or the cheapest one the learner's self-test allows."""
     budget, wanted = recipe.batches.tokens_per_microbatch, recipe.batches.layout
     allowed: frozenset[Any] = getattr(learner, "layouts", frozenset({"padded"}))
     notes = [f"layout: {learner.layout_reason}"] if getattr(learner, "layout_reason", "") else []
+    if whole_groups:
+        kept = allowed if wanted == "auto" else allowed & {wanted} or frozenset({"padded"})
+        return functools.partial(pack_whole_groups, token_budget=budget, allowed=kept), notes
     if wanted == "auto":
         return functools.partial(pack_auto, token_budget=budget, allowed=allowed), notes
     if wanted not in allowed:
@@ -316,7 +315,9 @@ def choose_packer(recipe: Recipe, learner: Any) -> tuple[Packer, list[str]]:
     return functools.partial(pack, token_budget=budget, layout=wanted), notes
 
 
-def skips(tasks: TaskSet) -> list[str]:
+def skips(tasks: TaskSet | None, what: str = "tasks") -> list[str]:
     """One line that counts the tasks left out, if any."""
+    if tasks is None:
+        return []
     counts = ", ".join(f"{count} {why}" for why, count in tasks.skipped.items() if count)
-    return [f"tasks left out: {counts}"] if counts else []
+    return [f"{what} left out: {counts}"] if counts else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import pydantic
 import tomli_w
@@ -22,9 +22,20 @@ S = TypeVar("S", bound=pydantic.BaseModel)
 
 
 class Settings(pydantic.BaseModel):
-    """A frozen section of a recipe; unknown keys are errors."""
+    """A frozen section of a recipe; unknown keys are errors, and the word ``none`` is TOML's missing null."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_by_word(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        empty = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
+        return {
+            key: None if isinstance(value, str) and value == "none" and key in empty else value
+            for key, value in values.items()
+        }
 
 
 class Plug(pydantic.BaseModel):
@@ -83,7 +94,7 @@ class Tasks(Settings):
     reasoning_gym: str | None = None
     """Name of a reasoning_gym task (extra [tasks])."""
     options: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of the generator or reasoning_gym task."""
+    """Options of the generator or reasoning_gym task; with dataset they go to ``datasets.load_dataset``."""
     messages: str = "messages"
     """Column with chat messages; used if it exists."""
     question: str = "question"
@@ -203,6 +214,8 @@ class Run(Settings):
     """Seed of everything."""
     steps: int = Field(100, gt=0)
     """Optimizer batches to train (one batch is epochs x minibatches optimizer steps)."""
+    stop_at_loss: float | None = Field(None, gt=0)
+    """Offline training ends before its last batch once the mean loss of five batches is below this."""
     checkpoint_every: int = Field(50, gt=0)
     """Batches between checkpoints; the last is always written."""
     keep_checkpoints: int = Field(2, gt=0)
@@ -319,5 +332,25 @@ def _fields_at(model: type[pydantic.BaseModel], location: Sequence[str]) -> list
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write the resolved recipe as TOML; reading it back gives the same recipe."""
-    path.write_text(tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    """Write the resolved recipe as TOML; reading it back gives the same recipe.
+
+    A function becomes ``module:name``, and None is written as ``none`` where it is not the default.
+    """
+    path.write_text(tomli_w.dumps(plain(recipe)), encoding="utf-8")
+
+
+def plain(value: Any) -> Any:
+    """Return settings, or what a setting holds, as TOML can say it."""
+    if isinstance(value, pydantic.BaseModel):
+        named = {name: getattr(value, name) for name in type(value).model_fields} | (value.model_extra or {})
+        usual = {name: field.default for name, field in type(value).model_fields.items()}
+        return {key: plain(v) for key, v in named.items() if v is not None or usual.get(key, ...) is not None}
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if callable(value):
+        return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if value is None:
+        return "none"
+    return str(value) if isinstance(value, Path) else value

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,19 +15,19 @@ from typing import Any
 from posttrain.assemble import Assembly, Prepared, assemble, prepare
 from posttrain.checks.report import CheckResult
 from posttrain.checks.run import run_checks
-from posttrain.config import Recipe
-from posttrain.errors import CheckError, Interrupted, RecordError
+from posttrain.config import Plug, Recipe, RewardPart
+from posttrain.errors import CheckError, Interrupted, RecordError, RewardError
 from posttrain.evals.record import append_result
 from posttrain.evals.result import EvalResult
 from posttrain.evals.run import evaluate
 from posttrain.loops import offline, sync
-from posttrain.loops.session import Progress, Session, State, silent
+from posttrain.loops.session import LOSSES, Progress, Session, silent
 from posttrain.models.load import Loaded
 from posttrain.models.threads import ThreadPlan, apply_threads, choose_threads
 from posttrain.records.environment import describe_environment
 from posttrain.records.journal import Journal
 from posttrain.records.metrics import StepRecord
-from posttrain.records.run_directory import RunDirectory, fresh_path
+from posttrain.records.run_directory import RunDirectory, fresh_path, refuse_used
 from posttrain.tasks.order import TaskOrder, stable_hash
 from posttrain.tasks.taskset import TaskSet
 
@@ -64,6 +65,8 @@ def launch(
     ``tasks``, ``held_out`` and ``loaded`` replace what the recipe would read; such a run needs them again to resume.
     """
     progress = progress or silent()
+    path = Path(recipe.run.directory).expanduser() if recipe.run.directory else fresh_path(recipe.run.name)
+    refuse_used(path)
     plan = choose_threads(recipe.run.threads)
     apply_threads(plan)
     prepared = prepare(recipe, tasks=tasks, held_out=held_out)
@@ -71,7 +74,6 @@ def launch(
     for note in (*assembly.notes, f"threads: {plan.threads} ({plan.reason})"):
         progress.note(note)
     checks = verify(assembly, on_check) if check else ()
-    path = Path(recipe.run.directory) if recipe.run.directory else fresh_path(recipe.run.name)
     with RunDirectory.create(path, recipe, environment(recipe, plan, assembly)) as run:
         write_findings(run, checks)
         session = make_session(assembly, run, progress)
@@ -85,14 +87,21 @@ def resume(
     tasks: TaskSet | None = None,
     held_out: TaskSet | None = None,
     loaded: Loaded | None = None,
+    rewards: Sequence[RewardPart] | None = None,
     steps: int | None = None,
 ) -> Result:
-    """Continue a run from its newest whole checkpoint with the recorded recipe and threads; ``steps`` extends it."""
+    """Continue a run from its newest whole checkpoint with the recorded recipe and threads; ``steps`` extends it.
+
+    ``rewards`` replaces recorded ones that cannot be imported again, such as a function defined in a notebook.
+    """
     progress = progress or silent()
     with RunDirectory.open(path) as run:
         recipe = run.recipe
         if steps is not None:
             recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"steps": steps})})
+        if rewards is not None:
+            recipe = recipe.model_copy(update={"rewards": tuple(rewards)})
+        refuse_missing_tasks(run, tasks)
         recorded = run.environment.get("threads", {}).get("threads")
         plan = choose_threads(recorded or recipe.run.threads)
         apply_threads(plan)
@@ -102,11 +111,14 @@ def resume(
         session = make_session(assembly, run, progress)
         found, messages = session.journal.resume(session.learner)
         if found is not None:
-            session.state = State(**dict(found.state))
+            session.restore(found.state)
+            session.losses.extend(record.metrics.get("loss", math.inf) for record in run.metrics.read()[-LOSSES:])
         run.note_resume(environment(recipe, plan, assembly))
         for note in messages:
             progress.note(note)
         progress.note(f"resumed from step {session.state.step}" if found else "no checkpoint yet: from the first step")
+        if session.over:
+            progress.note(f"the run has its {session.state.step} batches already; more of them with --steps")
         return asyncio.run(go(session, assembly, run, (), fresh=found is None))
 
 
@@ -123,9 +135,11 @@ async def go(
             if session.evaluate is not None and due(session, run, fresh=fresh):
                 await session.stop.unless_asked(session.evaluate(session))
             await loop(session)
-        except Interrupted as stopped:
+        except (Interrupted, RewardError) as stopped:
             session.checkpoint()
-            raise Interrupted(f"{stopped}. Everything is kept; continue with --resume {run.path}") from stopped
+            raise type(stopped)(
+                f"{str(stopped).rstrip('.')}. Everything is kept; continue with --resume {run.path}"
+            ) from stopped
     return Result(
         directory=run.path,
         steps=tuple(run.metrics.read()),
@@ -235,6 +249,22 @@ def refuse_other_tasks(run: RunDirectory, assembly: Assembly) -> None:
         )
 
 
+def recorded_algorithm(path: str | Path) -> Plug:
+    """The algorithm section of a run; raises RecordError if there is no run."""
+    with RunDirectory.open(path, write=False) as run:
+        return run.recipe.algorithm
+
+
+def refuse_missing_tasks(run: RunDirectory, tasks: TaskSet | None) -> None:
+    """Raise RecordError if the run began with tasks in memory and they are not given again."""
+    path = run.recipe.tasks.path or ""
+    if tasks is None and path.startswith("<") and path.endswith(">"):
+        raise RecordError(
+            f"{run.path} began with tasks in memory ({path}), which no record holds: give them again with "
+            "posttrain.resume(run, tasks=...), and the reward with reward=... if it is a function of a notebook"
+        )
+
+
 def write_findings(run: RunDirectory, checks: Sequence[CheckResult]) -> None:
     """Keep what the checks warned of."""
     for result in checks:
@@ -250,11 +280,11 @@ def write_findings(run: RunDirectory, checks: Sequence[CheckResult]) -> None:
             )
 
 
-def describe(prepared: Prepared) -> dict[str, int]:
+def describe(prepared: Prepared) -> dict[str, int | float]:
     """The derived batch table of a recipe, before a model is loaded."""
     recipe, needs = prepared.recipe, prepared.algorithm.needs
     updates = recipe.batches.epochs * recipe.batches.minibatches
-    table = {"tasks": len(prepared.tasks), "batches": recipe.run.steps}
+    table: dict[str, int | float] = {"tasks": len(prepared.tasks), "batches": recipe.run.steps}
     if needs.engine:
         prompts, size = recipe.rollouts.prompts_per_step, recipe.rollouts.group_size
         table |= {
@@ -275,5 +305,5 @@ def describe(prepared: Prepared) -> dict[str, int]:
     return table | {
         "optimizer steps per batch": updates,
         "optimizer steps in all": updates * recipe.run.steps,
-        "passes over the tasks, in hundredths": round(100 * drawn / len(prepared.tasks)),
+        "passes over the tasks": round(drawn / len(prepared.tasks), 2),
     }

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.assemble import build_plug, build_rubric
-from posttrain.config import Model, Plug, RewardPart, Rollouts, Settings, Tasks
+from posttrain.assemble import build_rubric
+from posttrain.config import Model, Plug, RewardPart, Rollouts, Settings, Tasks, validate
 from posttrain.errors import ConfigError
 from posttrain.evals.result import EvalResult
 from posttrain.evals.run import evaluate as run_evaluation
 from posttrain.models.load import load_model
 from posttrain.models.threads import apply_threads, choose_threads
+from posttrain.plugs import build_plug
 from posttrain.records.run_directory import RunDirectory
 from posttrain.tasks.chat import Chat
 from posttrain.tasks.overlong import drop_overlong
-from posttrain.tasks.source import load_tasks
+from posttrain.tasks.source import load_tasks, task_set
 from posttrain.tasks.taskset import TaskSet
 
 Announce = Callable[[int, int], None]
+RewardLike = str | Callable[..., Any] | Mapping[str, Any] | RewardPart
+"""Name of a reward plug, a function of a rollout, a TRL-style function, or a part with its options."""
 
 
 class Protocol(Settings):
@@ -54,7 +57,9 @@ class Source:
     rewards: tuple[RewardPart, ...] = ()
     """The run's reward."""
     rollouts: Rollouts | None = None
-    """The run's sampling."""
+    """The run's sampling, at the temperature of its evaluation."""
+    seed: int | None = None
+    """The run's seed, which draws the problems of generators."""
 
 
 def source(path: str) -> Source:
@@ -63,15 +68,18 @@ def source(path: str) -> Source:
         return Source(model=path)
     with RunDirectory.open(path, write=False) as run:
         recipe = run.recipe
-    held_out = recipe.evaluation.tasks if recipe.evaluation is not None else recipe.tasks
-    return Source(model=path, tasks=held_out, rewards=recipe.rewards, rollouts=recipe.rollouts)
+    held_out, rollouts = recipe.tasks, recipe.rollouts
+    if recipe.evaluation is not None:
+        held_out = recipe.evaluation.tasks
+        rollouts = rollouts.model_copy(update={"temperature": recipe.evaluation.temperature})
+    return Source(model=path, tasks=held_out, rewards=recipe.rewards, rollouts=rollouts, seed=recipe.run.seed)
 
 
 def evaluate(
     model: str | Path,
     *,
-    tasks: str | Path | Tasks | TaskSet | None = None,
-    rewards: Sequence[RewardPart] | str | None = None,
+    tasks: str | Path | Tasks | TaskSet | Mapping[str, Any] | Sequence[Any] | None = None,
+    reward: RewardLike | Sequence[RewardLike] | None = None,
     rollouts: Rollouts | None = None,
     samples: int = 8,
     k: Sequence[int] = (1,),
@@ -82,15 +90,14 @@ def evaluate(
 ) -> EvalResult:
     """Measure a model folder, hub name or run directory on tasks.
 
-    Raises ConfigError, DataError or ModelError where something is missing, before anything is loaded.
+    ``tasks``: a file, a tasks section, a TaskSet or rows in memory; ``reward``: as for `posttrain.train`. A run
+    directory offers its own. Raises ConfigError, DataError or ModelError where something is missing, before anything
+    is loaded.
     """
     offered = source(str(model))
-    if isinstance(tasks, TaskSet):
-        chosen, section = tasks, Tasks(path=f"<{tasks.name}>")
-    else:
-        section = _tasks(tasks) or offered.tasks or _missing("tasks", model, "--tasks FILE.jsonl")
-        chosen = load_tasks(section, seed=seed)
-    parts = _rewards(rewards) or offered.rewards or _missing("a reward", model, "--reward number")
+    given = given_tasks(tasks) if tasks is not None else offered.tasks
+    section, chosen = chosen_tasks(given or _missing("tasks", model, "--tasks FILE.jsonl"), seed, offered)
+    parts = reward_parts(reward) or offered.rewards or _missing("a reward", model, "--reward number")
     protocol = Protocol(
         tasks=section,
         rewards=tuple(parts),
@@ -138,14 +145,40 @@ def evaluate(
     )
 
 
-def _tasks(tasks: str | Path | Tasks | None) -> Tasks | None:
-    return Tasks(path=str(tasks)) if isinstance(tasks, str | Path) else tasks
+def given_tasks(tasks: Any) -> Tasks | TaskSet:
+    """A tasks section for what names tasks, a TaskSet for tasks in memory."""
+    if isinstance(tasks, Tasks | TaskSet):
+        return tasks
+    if isinstance(tasks, str | Path):
+        return Tasks(path=str(tasks))
+    return validate(Tasks, tasks, where="tasks") if isinstance(tasks, Mapping) else task_set(tasks)
 
 
-def _rewards(rewards: Sequence[RewardPart] | str | None) -> Sequence[RewardPart]:
-    if rewards is None:
+def chosen_tasks(given: Tasks | TaskSet, seed: int, offered: Source) -> tuple[Tasks, TaskSet]:
+    """The section to record and the tasks; a run's own problems are drawn with the run's seed."""
+    if isinstance(given, TaskSet):
+        return Tasks(path=f"<{given.name}>"), given
+    own = given == offered.tasks and offered.seed is not None
+    return given, load_tasks(given, seed=offered.seed if own and offered.seed is not None else seed)
+
+
+def reward_parts(reward: RewardLike | Sequence[RewardLike] | None) -> tuple[RewardPart, ...]:
+    """The parts of a reward given as names, functions or sections, one or several."""
+    if reward is None:
         return ()
-    return (RewardPart(type=rewards),) if isinstance(rewards, str) else rewards
+    listed = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
+    return tuple(_reward_part(part, number) for number, part in enumerate(listed))
+
+
+def _reward_part(part: RewardLike, number: int) -> RewardPart:
+    if isinstance(part, RewardPart):
+        return part
+    if isinstance(part, str):
+        return RewardPart(type=part)
+    if isinstance(part, Mapping):
+        return validate(RewardPart, part, where="reward")
+    name = getattr(part, "__name__", f"function_{number}")
+    return validate(RewardPart, {"type": "function", "function": part, "name": name}, where="reward")
 
 
 def _missing(what: str, model: str | Path, remedy: str) -> Any:

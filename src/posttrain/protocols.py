@@ -132,6 +132,28 @@ class Algorithm(Protocol):
         ...
 
 
+class Refiner(Protocol):
+    """What an algorithm may offer besides: it is asked with ``isinstance``-free ``getattr``, so each is optional."""
+
+    def refine(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Once per batch, when old, reference and teacher log-probabilities and values are there: final advantages,
+        returns, loss masks (a token taken out counts nowhere) and mismatch weights.
+        """
+        ...
+
+    def observe(self, numbers: Mapping[str, float]) -> None:
+        """After each batch: the step's canonical numbers, for controllers."""
+        ...
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must keep of the algorithm."""
+        ...
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Take over what ``state`` gave."""
+        ...
+
+
 class Learner(Protocol):
     """Trains: owns the weights, the optimizer and the schedule."""
 

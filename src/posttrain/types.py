@@ -218,6 +218,21 @@ class Sample:
     """float64 [L]: the reference's."""
     teacher_logprobs: np.ndarray | None = None
     """float64 [L]: the teacher's."""
+    values: np.ndarray | None = None
+    """float64 [L]: the critic's values when the update started, read only where ``loss_mask``."""
+    returns: np.ndarray | None = None
+    """float64 [L]: what the critic is to predict."""
+    mismatch: np.ndarray | None = None
+    """float64 [L]: weight of each token's policy loss for having been sampled by another policy; applied once,
+    into the policy stream, by ``batches.build.weigh``."""
+    reward: float = float("nan")
+    """Reward of the rollout; in a preference group the chosen one has the larger."""
+    ending: Ending = Ending.STOP
+    """How the rollout ended."""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """Counts over the step's whole batch: ``rows``, ``tokens``, ``groups``; set together with ``token_weight``."""
+    images: Mapping[str, Any] = field(default_factory=dict)
+    """What the processor made of the row's images, by the model's argument name; empty for text."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -282,6 +297,16 @@ class TokenBatch:
     """[N], detached."""
     turns: torch.Tensor | None = None
     """int64 [N]."""
+    old_values: torch.Tensor | None = None
+    """[N]: the critic's values when the update started."""
+    returns: torch.Tensor | None = None
+    """[N]: what the critic is to predict."""
+    groups: torch.Tensor | None = None
+    """int64 [samples]: position of each sample's group."""
+    rewards: torch.Tensor | None = None
+    """[samples]: reward of each sample's rollout; NaN where there is none."""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """Counts over the step's whole batch: ``rows``, ``tokens``, ``groups``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -350,6 +375,16 @@ class Needs:
     """Reduction of each loss part's weight stream (see functional.reduce)."""
     separable: bool = True
     """Each token's loss depends only on that token's numbers, so the head may work tile by tile."""
+    old_logprobs: bool = False
+    """Log-probabilities from the start of the update, even if the batch is one optimizer step."""
+    whole_groups: bool = False
+    """The loss compares rows of one group: a group lies in one microbatch."""
+    data: Literal["demonstrations", "preferences", "rankings", "steps"] = "demonstrations"
+    """What an offline algorithm reads from disk."""
+    greedy: bool = False
+    """Each group gets one more rollout at temperature 0, which is scored but does not train."""
+    refill: int = 0
+    """How often a batch that ``keep`` has thinned is filled up with new groups, at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

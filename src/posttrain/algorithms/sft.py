@@ -38,7 +38,7 @@ class SFT:
 
     def advantages(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
         """Imitation is a policy gradient whose advantage is one."""
-        return [[np.float64(1.0) for _ in group.rollouts] for group in groups]
+        return [[np.asarray(1.0) for _ in group.rollouts] for group in groups]
 
     def loss(self, batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None, values: Tensor | None) -> Loss:
         """Weighted negative log-likelihood."""

@@ -6,7 +6,7 @@ the step, so that no later split changes the loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,12 +39,12 @@ def _rollout_samples(position: int, rollout: Rollout, advantage: np.ndarray) -> 
     samples, used = [], 0
     for segment in rollout.segments:
         length = sum(segment.loss_mask)
-        samples.append(_sample(position, rollout.index, segment, per_token[used : used + length]))
+        samples.append(_sample(position, rollout, segment, per_token[used : used + length]))
         used += length
     return samples
 
 
-def _sample(position: int, rollout: int, segment: Segment, advantages: np.ndarray) -> Sample:
+def _sample(position: int, rollout: Rollout, segment: Segment, advantages: np.ndarray) -> Sample:
     mask = np.asarray(segment.loss_mask, dtype=bool)
     spread = np.full(len(mask), np.nan)
     spread[mask] = advantages
@@ -53,7 +53,9 @@ def _sample(position: int, rollout: int, segment: Segment, advantages: np.ndarra
         loss_mask=mask,
         prompt_length=segment.prompt_length,
         group=position,
-        rollout=rollout,
+        rollout=rollout.index,
+        reward=float("nan") if rollout.reward is None else float(rollout.reward),
+        ending=rollout.ending,
         advantages=spread,
         rollout_logprobs=np.asarray(segment.rollout_logprobs, dtype=np.float64),
         versions=np.asarray(segment.versions, dtype=np.int64),
@@ -70,17 +72,28 @@ def weigh(samples: Sequence[Sample], streams: Mapping[str, str], *, constant: fl
     prompts = torch.tensor([sample.group for sample in samples])
     names = {key: number for number, key in enumerate(dict.fromkeys((s.group, s.rollout) for s in samples))}
     rollouts = torch.tensor([names[(sample.group, sample.rollout)] for sample in samples])
-    weights = {
-        part: token_weights(mode, counts, rollouts=rollouts, prompts=prompts, constant=constant).numpy()
-        for part, mode in streams.items()
+    positive = torch.tensor([sample.reward > 0 for sample in samples])
+    labels = {"rollouts": rollouts, "prompts": prompts, "positive": positive}
+    weights = {part: token_weights(mode, counts, constant=constant, **labels).numpy() for part, mode in streams.items()}
+    totals = {
+        "rows": float((counts > 0).sum()),
+        "tokens": float(counts.sum()),
+        "groups": float(len(set(prompts.tolist()))),
     }
     return [
         replace(
             sample,
-            token_weight={part: np.where(sample.loss_mask, weight[index], 0.0) for part, weight in weights.items()},
+            token_weight={part: _spread(sample, part, weight[index]) for part, weight in weights.items()},
+            totals=totals,
         )
         for index, sample in enumerate(samples)
     ]
+
+
+def _spread(sample: Sample, part: str, weight: float) -> np.ndarray:
+    """A row's weight on every token that trains; the policy part takes the mismatch weight in, here and only here."""
+    factor = sample.mismatch if part == "policy" and sample.mismatch is not None else 1.0
+    return np.where(sample.loss_mask, weight * factor, 0.0)
 
 
 def split_minibatches(samples: Sequence[Sample], count: int, seed: Sequence[int]) -> list[list[Sample]]:
@@ -98,12 +111,14 @@ def moving(samples: Sequence[Sample]) -> list[Sample]:
 
     The others are left out of forward and backward; they have already counted in the denominators.
     """
-    return [sample for sample in samples if sample.loss_mask.any() and _moves(sample)]
+    return [sample for sample in samples if moves(sample, sample.token_weight)]
 
 
-def _moves(sample: Sample) -> bool:
-    others = any(part != "policy" for part in sample.token_weight)
-    return others or bool(np.any(sample.advantages[sample.loss_mask] != 0))
+def moves(sample: Sample, parts: Collection[str]) -> bool:
+    """True if a sample can move a weight under these loss parts."""
+    if not sample.loss_mask.any():
+        return False
+    return any(part != "policy" for part in parts) or bool(np.any(sample.advantages[sample.loss_mask] != 0))
 
 
 def scatter(samples: Sequence[Sample], values: np.ndarray) -> list[np.ndarray]:

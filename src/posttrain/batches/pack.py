@@ -22,6 +22,9 @@ COST_PER_TOKEN: dict[Layout, float] = {"padded": 1.0, "packed": 1.02, "shared": 
 """Relative time of one computed token; rows of segments pay for their gathers (measured on one CPU thread)."""
 
 
+_UNBOUNDED = 2**62
+
+
 def pack(samples: Sequence[Sample], *, token_budget: int, layout: Layout) -> list[Microbatch]:
     """Return microbatches that cover every sample once, each within ``token_budget`` computed tokens.
 
@@ -56,6 +59,21 @@ def pack_auto(samples: Sequence[Sample], *, token_budget: int, allowed: Collecti
     packings = {name: pack(samples, token_budget=token_budget, layout=name) for name in choices}
     best = min(choices, key=lambda name: COST_PER_TOKEN[name] * sum(m.token_count for m in packings[name]))
     return packings[best]
+
+
+def pack_whole_groups(samples: Sequence[Sample], *, token_budget: int, allowed: Collection[Layout]) -> list[Microbatch]:
+    """Like `pack_auto`, for losses that compare rows of one group: a group lies in one microbatch, however large."""
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    microbatches: list[Microbatch] = []
+    part: list[Sample] = []
+    for group in groups.values():
+        if part and sum(map(computed_length, [*part, *group])) > token_budget:
+            microbatches += pack_auto(part, token_budget=_UNBOUNDED, allowed=allowed)
+            part = []
+        part += group
+    return microbatches + (pack_auto(part, token_budget=_UNBOUNDED, allowed=allowed) if part else [])
 
 
 def _split_padded(samples: Sequence[Sample], token_budget: int) -> Iterable[list[Sample]]:

@@ -36,9 +36,10 @@ def watch(batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None) -> dict[s
         stats["ratio/max"] = Stat(kind="max", value=float(ratio.max()))
     if batch.rollout_logprobs is not None:
         anchor = logprobs if batch.old_logprobs is None else batch.old_logprobs
-        gap = (anchor - batch.rollout_logprobs).abs()
+        known = ~batch.rollout_logprobs.isnan()
+        gap = (anchor - batch.rollout_logprobs)[known].abs()
         stats["logprob_gap/mean"] = _mean(gap)
-        stats["logprob_gap/max"] = Stat(kind="max", value=float(gap.max()))
+        stats["logprob_gap/max"] = Stat(kind="max", value=float(gap.max()) if len(gap) else 0.0)
     if batch.ref_logprobs is not None:
         stats["kl_ref/k1"] = _mean(k1(logprobs, batch.ref_logprobs))
         stats["kl_ref/k3"] = _mean(k3(logprobs, batch.ref_logprobs))

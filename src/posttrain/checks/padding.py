@@ -28,7 +28,7 @@ def check_padding_side(samples: Sequence[Sample], learner: Learner) -> CheckResu
         return CheckResult(name=name, status="skip", measured="the learner shows no local model", expected="one")
     chosen = [replace(sample) for sample in sorted(samples, key=len)[:: max(1, len(samples) // ROWS)][:ROWS]]
     own = own_logprobs(chosen, learner, lambda rows: pack(rows, token_budget=10**9, layout="padded"))
-    left = left_padded_logprobs(chosen, model, getattr(learner, "temperature", 1.0))
+    left = left_padded_logprobs(chosen, model, float(getattr(learner, "temperature", 1.0)))
     worst = max(
         float(np.max(np.abs(a[s.loss_mask] - b[s.loss_mask]))) for s, a, b in zip(chosen, own, left, strict=True)
     )

@@ -12,6 +12,7 @@ from posttrain.batches.build import build_samples
 from posttrain.checks import exactness, sampled
 from posttrain.checks.padding import check_padding_side
 from posttrain.checks.report import CheckResult
+from posttrain.loops.sync import refuse_broken_rewards
 from posttrain.protocols import Algorithm, Engine, Env, Learner, Packer
 from posttrain.rollouts.group import Roller, roll_batch
 from posttrain.rollouts.rubric import Rubric
@@ -44,6 +45,7 @@ class Subject:
     max_turns: int
     rubric: Rubric | None
     make_env: Callable[[], Env]
+    max_failed_share: float = 0.5
 
 
 async def run_checks(
@@ -64,13 +66,15 @@ async def run_checks(
     start = time.monotonic()
     groups = await first_sample(subject) if subject.algorithm.needs.engine else demonstrations(subject)
     spent = time.monotonic() - start
-    samples = build_samples(groups, [[np.asarray(1.0) for _ in group.rollouts] for group in groups])
-    samples = [sample for sample in samples if sample.loss_mask.any()]
+    rows = build_samples(groups, [[np.asarray(1.0) for _ in group.rollouts] for group in groups])
+    samples = [sample for sample in rows if sample.loss_mask.any()]
     learner, algorithm = subject.learner, subject.algorithm
-    few = [sample for sample in samples if sample.rollout < MEMBERS - 1][:FEW]
+    few = [sample for sample in samples if sample.rollout < MEMBERS - 1][:FEW] or samples[:FEW]
     keep(lambda: sampled.check_template(subject.chat))
     keep(lambda: sampled.check_stop_trained(*rows_and_endings(groups, algorithm.needs.engine), subject.chat.stop_ids))
-    keep(lambda: sampled.check_loss_mask(samples))
+    keep(lambda: sampled.check_loss_mask(rows))
+    if not samples:
+        return tuple(results)
     keep(lambda: exactness.check_ratio(samples, learner, subject.pack))
     if algorithm.needs.ref_logprobs:
         keep(lambda: exactness.check_reference(samples, learner, subject.pack))
@@ -82,7 +86,7 @@ async def run_checks(
     keep(lambda: exactness.check_masked_nan(few, learner, algorithm))
     if algorithm.needs.engine:
         equal = [replace(g, rollouts=tuple(replace(r, reward=0.7) for r in g.rollouts)) for g in groups]
-        advantages = [float(np.max(np.abs(a))) for group in algorithm.advantages(equal) for a in group]
+        advantages = [float(np.max(np.abs(a), initial=0.0)) for group in algorithm.advantages(equal) for a in group]
         keep(lambda: exactness.check_equal_rewards(few, learner, algorithm, max(advantages, default=0.0)))
         keep(lambda: sampled.check_truncated(groups))
         keep(lambda: [replace(sampled.check_spread(groups), seconds=spent)])
@@ -103,7 +107,8 @@ async def first_sample(subject: Subject) -> list[Group]:
         max_turns=subject.max_turns,
     )
     members = min(MEMBERS, subject.group_size)
-    groups, _ = await roll_batch(drawn, group_size=members, seed_of=subject.order.rollout_seed, roller=roller)
+    groups, tally = await roll_batch(drawn, group_size=members, seed_of=subject.order.rollout_seed, roller=roller)
+    refuse_broken_rewards(tally, subject.max_failed_share)
     return [group for group in groups if group.rollouts]
 
 

@@ -14,21 +14,24 @@ from posttrain.types import Ending, Group, Sample, Segment
 def check_stop_trained(
     segments: Sequence[Segment], endings: Sequence[Ending | None], stop_ids: frozenset[int]
 ) -> CheckResult:
-    """Every row that ended by a stop token trains that token; a demonstration (ending None) must end with one."""
+    """Every row that ended by a stop token trains it last; a demonstration (ending None) must end with one."""
     name = "stop token is trained"
     ended = [s for s, ending in zip(segments, endings, strict=True) if ending in (None, Ending.STOP)]
     if not ended:
         return CheckResult(name=name, status="skip", measured="no sampled row ended by itself", expected="one that did")
-    good = sum(any(s.loss_mask[i] and s.ids[i] in stop_ids for i in range(len(s.ids))) for s in ended)
+    last = [next((i for i, on in reversed([*zip(s.ids, s.loss_mask, strict=True)]) if on), None) for s in ended]
+    good = sum(token in stop_ids for token in last)
     return stated(name, good == len(ended), f"{good} of {len(ended)} rows", "all rows that ended by it")
 
 
 def check_loss_mask(samples: Sequence[Sample]) -> CheckResult:
-    """Some tokens train, and some (the prompt) do not."""
+    """Some tokens train, and the prompt does not."""
     counts = [(int(sample.loss_mask.sum()), len(sample)) for sample in samples]
+    prompts = sum(bool(sample.loss_mask[: sample.prompt_length].any()) for sample in samples)
     good = any(trained for trained, _ in counts) and all(trained < length for trained, length in counts)
     share = sum(trained for trained, _ in counts) / max(sum(length for _, length in counts), 1)
-    return stated("loss mask is neither empty nor full", good, f"{share:.0%} of tokens train", "above 0 %, below 100 %")
+    measured = f"{share:.0%} of tokens train, {prompts} of {len(samples)} rows train their prompt"
+    return stated("loss mask is neither empty nor full", good and not prompts, measured, "some tokens, no prompt")
 
 
 def check_template(chat: Chat) -> CheckResult:

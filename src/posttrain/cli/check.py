@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from posttrain.assemble import assemble, prepare
 from posttrain.checks.run import run_checks
@@ -24,7 +25,7 @@ def run(
     apply_threads(choose_threads(settings.run.threads))
     assembly = assemble(prepare(settings))
     for note in assembly.notes:
-        CONSOLE.print(f"[dim]{note}[/]")
+        CONSOLE.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
     results = asyncio.run(run_checks(assembly.subject(), lambda result: CONSOLE.print(check_line(result))))
     show_checks(results)
     if any(result.status == "fail" for result in results):

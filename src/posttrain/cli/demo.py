@@ -16,7 +16,13 @@ TOY: Mapping[str, Any] = {
     "tasks": {"generator": "addition", "options": {"split": "train"}},
     "held_out": {"generator": "addition", "options": {"split": "test"}, "limit": 200},
     "max_new_tokens": 6,
-    "sft": {"steps": 200, "demonstrations_per_step": 64, "learning_rate": 1e-3, "warmup_steps": 10},
+    "sft": {
+        "steps": 300,
+        "demonstrations_per_step": 64,
+        "learning_rate": 1e-3,
+        "warmup_steps": 10,
+        "stop_at_loss": 0.45,
+    },
     "grpo": {"steps": 120, "prompts_per_step": 32, "learning_rate": 3e-4},
     "lora": None,
 }
@@ -63,7 +69,13 @@ def sft_recipe(plan: Mapping[str, Any], model: str, seed: int, directory: str) -
     return _recipe(
         plan,
         model,
-        run={"name": "demo-sft", "seed": seed, "steps": settings["steps"], "checkpoint_every": settings["steps"]},
+        run={
+            "name": "demo-sft",
+            "seed": seed,
+            "steps": settings["steps"],
+            "checkpoint_every": settings["steps"],
+            "stop_at_loss": settings.get("stop_at_loss"),
+        },
         directory=directory,
         algorithm={"type": "sft"},
         batches={"demonstrations_per_step": settings["demonstrations_per_step"]},
@@ -120,8 +132,8 @@ def report(sft: Result, grpo: Result) -> None:
     CONSOLE.rule("held-out tasks", align="left")
     show_evaluations([("untrained", base), ("after SFT", warm), ("after GRPO", final)])
     before, after = warm.pass_at[1].mean, final.pass_at[1].mean
-    gain = f"{after / before:.1f} times" if before else "from nothing to"
-    CONSOLE.print(f"pass@1 rose from {before:.1%} to {after:.1%} ({gain} the warm start) by GRPO")
+    gain = f" ({after / before:.1f} times the warm start)" if before else ""
+    CONSOLE.print(f"pass@1 went from {before:.1%} to {after:.1%} by GRPO{gain}")
     seconds = sum(record.seconds for result in (sft, grpo) for record in result.steps)
     CONSOLE.print(
         f"{seconds:.0f} s of training. Run directories: [bold]{sft.directory}[/] and [bold]{grpo.directory}[/]",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from posttrain import __version__
-from posttrain.errors import PosttrainError
+from posttrain.errors import ConfigError, Interrupted, PosttrainError, did_you_mean
 from posttrain.models.threads import prepare_environment
 
 VERBS = {
@@ -36,7 +40,7 @@ def build_app(verb: str | None) -> typer.Typer:
             raise typer.Exit
 
     for name, text in VERBS.items():
-        call = importlib.import_module(f"posttrain.cli.{name}").run if name == verb else _unloaded
+        call = interruptible(importlib.import_module(f"posttrain.cli.{name}").run) if name == verb else _unloaded
         app.command(name, help=text)(call)
     return app
 
@@ -50,19 +54,32 @@ def main() -> None:
     prepare_environment()
     verb = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     try:
-        build_app(verb if verb in VERBS else None)()
+        refuse_unknown_verb(verb)
+        build_app(verb)()
     except PosttrainError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]posttrain:[/] {_escaped(str(error))}")
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]posttrain:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        Console(stderr=True).print(
-            "posttrain: stopped at once; the newest checkpoint is intact, continue with --resume"
-        )
-        sys.exit(130)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
+def interruptible(call: Callable[..., None]) -> Callable[..., None]:
+    """The verb with Ctrl-C as an error like any other; the command line library would end without a word."""
+
+    @functools.wraps(call)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            call(*arguments, **options)
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                "stopped at once; if a run had begun, its newest checkpoint is intact: continue with --resume"
+            ) from error
+
+    return run
+
+
+def refuse_unknown_verb(verb: str | None) -> None:
+    """Raise ConfigError with the nearest verb."""
+    if verb is not None and verb not in VERBS:
+        raise ConfigError(f"there is no verb '{verb}'.{did_you_mean(verb, VERBS)} See posttrain --help.")
 
 
 if __name__ == "__main__":

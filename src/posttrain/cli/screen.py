@@ -76,7 +76,7 @@ class Screen:
 
     def rollouts(self, done: int, total: int) -> None:
         """Show how far the step's rollouts are."""
-        self._station = f"generate {done}/{total}"
+        self._station = f"{self._station.partition(' ')[0] or 'generate'} {done}/{total}"
         self._refresh()
 
     def sample(self, group: Group) -> None:

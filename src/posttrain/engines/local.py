@@ -258,9 +258,10 @@ class LocalEngine:
         logits = torch.stack([self._joinable[row.prompt].logits for row in rows])
         positions = torch.tensor([len(row.prompt) for row in rows], device=logits.device)
         self._sample(rows, logits, positions, Draws.of(rows, logits.device))
-        for row in rows:
+        for row in rows:  # all join before one may leave: the last user to leave takes the prompt away
             row.shared = self._joinable[row.prompt]
             row.shared.users += 1
+        for row in rows:
             if row.future.done():
                 self._leave(row)
             else:

@@ -90,6 +90,8 @@ class LocalLearner:
                 "learner 'local' has no critic, but the algorithm needs values; choose one without a critic"
             )
         self.config, self.model, self.needs, self.seed = config, model, needs, seed
+        self.temperature = temperature
+        """Divides the logits of every log-probability."""
         self.total_steps = total_steps
         self.calls = 0
         """Calls of `step`, skipped ones included; the schedule goes by them."""
@@ -246,7 +248,13 @@ class LocalLearner:
 
     @contextmanager
     def _training(self) -> Iterator[None]:
-        """Turn on what differs from evaluation: recomputed layers, and LoRA dropout from a seed of its own."""
+        """Turn on what differs from evaluation: recomputed layers, and LoRA dropout from a seed of its own.
+
+        The seed counts the microbatches since the gradient was last empty, so a gradient that was computed and
+        thrown away before the first step (a check) changes nothing.
+        """
+        if self._dropouts and all(parameter.grad is None for parameter in self.model.parameters()):
+            self._microbatches = 0
         switched = [*self._layers, *self._dropouts]
         for module in switched:
             module.training = True

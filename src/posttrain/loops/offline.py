@@ -22,7 +22,7 @@ async def train(session: Session) -> None:
     """Train until the recipe's last batch, or until somebody asks to stop."""
     session.progress.begin(session.state.step, session.recipe.run.steps)
     try:
-        while session.state.step < session.recipe.run.steps:
+        while not session.over:
             session.stop.raise_if_asked()
             await step(session)
             await session.end_of_step()
@@ -45,6 +45,7 @@ async def step(session: Session) -> None:
         receipt = await carry(session)
     session.progress.station("record")
     numbers = {**sample_numbers(samples), **step_numbers(result, clock, 0.0)}
+    session.losses.append(numbers.get("loss", math.inf))
     state.step += 1
     state.position += len(groups)
     session.journal.record(
@@ -57,6 +58,7 @@ async def step(session: Session) -> None:
         trained=[group.position for group in groups],
         dropped=[],
     )
+    session.observe(numbers)
     session.progress.step(state.step, numbers)
 
 

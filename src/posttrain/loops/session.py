@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,9 @@ from posttrain.tasks.chat import Chat
 from posttrain.tasks.order import TaskOrder
 from posttrain.tasks.taskset import TaskSet
 from posttrain.types import Group, Sample
+
+LOSSES = 5
+"""Batches whose mean loss is compared with run.stop_at_loss."""
 
 
 class Progress(Protocol):
@@ -91,11 +95,19 @@ class Session:
     evaluate: Callable[[Session], Coroutine[Any, Any, Mapping[str, float]]] | None = None
     stop: Stop = field(default_factory=Stop)
     state: State = field(default_factory=State)
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES))
+
+    @property
+    def over(self) -> bool:
+        """True after the last batch, or when the loss the recipe stops at is reached."""
+        run = self.recipe.run
+        low = run.stop_at_loss is not None and len(self.losses) == LOSSES
+        return self.state.step >= run.steps or (low and sum(self.losses) / LOSSES < (run.stop_at_loss or 0.0))
 
     async def end_of_step(self) -> None:
         """Write a checkpoint and evaluate, where they are due."""
         run, evaluation, step = self.recipe.run, self.recipe.evaluation, self.state.step
-        last = step >= run.steps
+        last = self.over
         if last or step % run.checkpoint_every == 0:
             self.checkpoint()
         due = evaluation is not None and (last or bool(evaluation.every and step % evaluation.every == 0))
@@ -105,7 +117,20 @@ class Session:
     def checkpoint(self) -> None:
         """Write everything a resume needs."""
         self.progress.station("checkpoint")
-        self.journal.checkpoint(self.state.step, self.state.as_dict(), self.learner, self.chat.tokenizer)
+        keep = getattr(self.algorithm, "state", dict)
+        state = {**self.state.as_dict(), "algorithm": keep()}
+        self.journal.checkpoint(self.state.step, state, self.learner, self.chat.tokenizer)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a checkpoint's state, the algorithm's part of it included."""
+        known = {name: int(value) for name, value in state.items() if name in State.__slots__}  # type: ignore[attr-defined]
+        self.state = State(**known)
+        if state.get("algorithm"):
+            getattr(self.algorithm, "restore")(state["algorithm"])
+
+    def observe(self, numbers: Mapping[str, float]) -> None:
+        """Let the algorithm's controllers see the finished batch."""
+        getattr(self.algorithm, "observe", lambda numbers: None)(numbers)
 
     def count_nonfinite(self, update: Update, groups: list[Group], samples: list[Sample]) -> None:
         """Count skipped steps; after too many in a row keep the batch and raise Diverged."""

@@ -30,7 +30,7 @@ async def train(session: Session) -> None:
     """Train until the recipe's last batch, or until somebody asks to stop."""
     session.progress.begin(session.state.step, session.recipe.run.steps)
     try:
-        while session.state.step < session.recipe.run.steps:
+        while not session.over:
             session.stop.raise_if_asked()
             await step(session)
             await session.end_of_step()
@@ -158,4 +158,5 @@ def record(
         trained=[position for position, _ in drawn if position in trained],
         dropped=[position for position, _ in drawn if position not in trained],
     )
+    session.observe(numbers)
     session.progress.step(state.step, numbers)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from posttrain.batches.build import moving, scatter, split_minibatches, weigh
+from posttrain.batches.build import moves, moving, scatter, split_minibatches, weigh
 from posttrain.batches.watch import watched
 from posttrain.config import Batches
 from posttrain.protocols import Algorithm, Learner, Packer
@@ -23,7 +23,7 @@ class Update:
     """What one batch did to the weights."""
 
     stats: Mapping[str, Stat]
-    """Loss and watched numbers over all optimizer steps of the batch."""
+    """Watched numbers over the whole batch; the loss is its mean over the optimizer steps."""
     steps: tuple[StepStats, ...]
     """One entry per optimizer step that had a gradient."""
     computed: int
@@ -44,7 +44,9 @@ def update(
     between: Callable[[], None] = lambda: None,
 ) -> Update:
     """Run every optimizer step of the batch; ``between`` is called after each microbatch (progress, threads)."""
-    samples = with_anchors(samples, learner, algorithm, pack, anchored=batches.epochs * batches.minibatches > 1)
+    anchored = algorithm.needs.old_logprobs or batches.epochs * batches.minibatches > 1
+    samples = with_anchors(samples, learner, algorithm, pack, anchored=anchored)
+    samples = refined(algorithm, samples)
     stats: list[Mapping[str, Stat]] = []
     steps: list[StepStats] = []
     computed = still = 0
@@ -58,21 +60,44 @@ def update(
                 between()
             if alive:
                 steps.append(learner.step())
-    return Update(stats=merge_stats(stats), steps=tuple(steps), computed=computed, still=still)
+    merged = {name: per_step(name, stat, len(steps)) for name, stat in merge_stats(stats).items()}
+    return Update(stats=merged, steps=tuple(steps), computed=computed, still=still)
+
+
+def per_step(name: str, stat: Stat, steps: int) -> Stat:
+    """A loss sums over the microbatches of one optimizer step and is averaged over the steps of a batch."""
+    if stat.kind == "sum" and name.partition("/")[0] == "loss":
+        return Stat(kind="mean", value=stat.value, count=steps)
+    return stat
 
 
 def with_anchors(
     samples: Sequence[Sample], learner: Learner, algorithm: Algorithm, pack: Packer, *, anchored: bool
 ) -> list[Sample]:
-    """Add reference and, if ``anchored``, old log-probabilities, by the learner's own forward."""
-    result = list(samples)
+    """Add reference and, if ``anchored``, old log-probabilities, by the learner's own forward, where anything moves.
+
+    An algorithm that refines may still give a still sample an advantage, so there every sample gets them.
+    """
+    refines = getattr(algorithm, "refine", None) is not None
+    streams = algorithm.needs.streams
+    places = [place for place, sample in enumerate(samples) if refines or moves(sample, streams)]
+    alive = [samples[place] for place in places]
     if algorithm.needs.ref_logprobs:
-        values = own_logprobs(result, learner, pack, reference=True)
-        result = [replace(sample, ref_logprobs=row) for sample, row in zip(result, values, strict=True)]
+        values = own_logprobs(alive, learner, pack, reference=True)
+        alive = [replace(sample, ref_logprobs=row) for sample, row in zip(alive, values, strict=True)]
     if anchored:
-        values = own_logprobs(result, learner, pack)
-        result = [replace(sample, old_logprobs=row) for sample, row in zip(result, values, strict=True)]
+        values = own_logprobs(alive, learner, pack)
+        alive = [replace(sample, old_logprobs=row) for sample, row in zip(alive, values, strict=True)]
+    result = list(samples)
+    for place, sample in zip(places, alive, strict=True):
+        result[place] = sample
     return result
+
+
+def refined(algorithm: Algorithm, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples after the algorithm's own last word on advantages, returns and masks, if it has one."""
+    refine = getattr(algorithm, "refine", None)
+    return list(samples) if refine is None else refine(samples)
 
 
 def own_logprobs(

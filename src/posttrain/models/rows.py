@@ -71,6 +71,11 @@ def token_batch(microbatch: Microbatch, *, dtype: torch.dtype, device: torch.dev
         ref_logprobs=optional("ref_logprobs"),
         teacher_logprobs=optional("teacher_logprobs"),
         turns=torch.as_tensor(turns, dtype=torch.int64, device=device),
+        old_values=optional("values"),
+        returns=optional("returns"),
+        groups=torch.tensor([sample.group for sample in samples], dtype=torch.int64, device=device),
+        rewards=torch.tensor([sample.reward for sample in samples], dtype=dtype, device=device),
+        totals=samples[0].totals if samples else {},
     )
 
 

@@ -22,7 +22,7 @@ from posttrain.records.ledger import Ledger
 from posttrain.records.metrics import MetricsLog
 from posttrain.records.rollout_store import RolloutStore
 
-__all__ = ["RunDirectory", "fresh_path"]
+__all__ = ["RunDirectory", "fresh_path", "refuse_used"]
 
 CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 
@@ -52,12 +52,12 @@ class RunDirectory:
             RecordError: there is something at the path already, or it cannot be written.
         """
         folder = Path(path).expanduser()
-        _refuse_used(folder)
+        refuse_used(folder)
         with explained(f"creating {folder}", _existing(folder)):
             folder.mkdir(parents=True, exist_ok=True)
         held = lock.RunLock(folder)
         try:
-            _refuse_used(folder)
+            refuse_used(folder)
             with explained(f"creating {folder}", folder):
                 (folder / "checkpoints").mkdir()
                 (folder / "rollouts").mkdir()
@@ -178,7 +178,8 @@ def _content(folder: Path) -> list[str]:
     return sorted(child.name for child in folder.iterdir() if child.name != lock.NAME)
 
 
-def _refuse_used(folder: Path) -> None:
+def refuse_used(folder: Path) -> None:
+    """Raise RecordError if the folder cannot become a new run: it holds one already, or something else."""
     names = _content(folder)
     if not names:
         return
