@@ -118,15 +118,16 @@ class Session:
         """Write everything a resume needs."""
         self.progress.station("checkpoint")
         keep = getattr(self.algorithm, "state", dict)
-        state = {**self.state.as_dict(), "algorithm": keep()}
+        state: dict[str, Any] = {**self.state.as_dict(), "algorithm": keep()}
         self.journal.checkpoint(self.state.step, state, self.learner, self.chat.tokenizer)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a checkpoint's state, the algorithm's part of it included."""
-        known = {name: int(value) for name, value in state.items() if name in State.__slots__}  # type: ignore[attr-defined]
+        known = {name: int(value) for name, value in state.items() if name in State.__slots__}
         self.state = State(**known)
-        if state.get("algorithm"):
-            getattr(self.algorithm, "restore")(state["algorithm"])
+        restore = getattr(self.algorithm, "restore", None)
+        if restore is not None and state.get("algorithm"):
+            restore(state["algorithm"])
 
     def observe(self, numbers: Mapping[str, float]) -> None:
         """Let the algorithm's controllers see the finished batch."""
