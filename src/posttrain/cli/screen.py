@@ -216,22 +216,22 @@ def show_result(result: Result) -> None:
 
 
 def show_evaluations(rows: Sequence[tuple[str, EvalResult]]) -> None:
-    """Several evaluations as one table, each number with its 95 % interval over prompts."""
+    """Several evaluations as one table, each pass@k with its 95 % interval over prompts, and the protocol below."""
     ks = sorted({k for _, result in rows for k in result.pass_at})
-    table = Table("", *[f"pass@{k} (95 %)" for k in ks], "majority", "cut off", "length", "tasks x samples", "protocol")
+    table = Table("weights")
+    for name in (*(f"pass@{k}" for k in ks), "majority", "cut off", "length"):
+        table.add_column(name, no_wrap=True)
     for label, result in rows:
         cells = [interval_text(result.pass_at[k]) if k in result.pass_at else "" for k in ks]
-        size = f"{len(result.prompts)} x {result.fingerprint.samples}"
-        table.add_row(
-            label,
-            *cells,
-            f"{result.majority.mean:.1%}" if result.majority is not None else "",
-            f"{result.truncated_share:.1%}",
-            f"{result.mean_length:.1f}",
-            size,
-            result.fingerprint.digest[:8],
-        )
+        majority = "" if result.majority is None else f"{result.majority.mean:.1%}"
+        table.add_row(label, *cells, majority, f"{result.truncated_share:.1%}", f"{result.mean_length:.1f}")
     CONSOLE.print(table)
+    protocols = {result.fingerprint.digest: result for _, result in rows}
+    for digest, result in protocols.items():
+        size = f"{len(result.prompts)} tasks x {result.fingerprint.samples} samples"
+        CONSOLE.print(f"[dim]{size}, 95 % intervals over tasks, protocol {digest[:8]}[/]")
+    if len(protocols) > 1:
+        CONSOLE.print("[yellow]![/] these rows were measured by different protocols: do not compare them")
 
 
 def interval_text(interval: object) -> str:
