@@ -77,7 +77,7 @@ def launch(
     with RunDirectory.create(path, recipe, environment(recipe, plan, assembly)) as run:
         write_findings(run, checks)
         session = make_session(assembly, run, progress)
-        return asyncio.run(go(session, assembly, run, checks, fresh=True))
+        return asyncio.run(go(session, assembly, run, checks))
 
 
 def resume(
@@ -119,12 +119,10 @@ def resume(
         progress.note(f"resumed from step {session.state.step}" if found else "no checkpoint yet: from the first step")
         if session.over:
             progress.note(f"the run has its {session.state.step} batches already; more of them with --steps")
-        return asyncio.run(go(session, assembly, run, (), fresh=found is None))
+        return asyncio.run(go(session, assembly, run, ()))
 
 
-async def go(
-    session: Session, assembly: Assembly, run: RunDirectory, checks: Sequence[CheckResult], *, fresh: bool
-) -> Result:
+async def go(session: Session, assembly: Assembly, run: RunDirectory, checks: Sequence[CheckResult]) -> Result:
     """Run the loop between its evaluations; on an orderly stop leave a checkpoint and say how to continue."""
     await session.weight_sync.carry(session.learner, [session.engine], session.learner.version)
     results: list[EvalResult] = []
@@ -132,7 +130,7 @@ async def go(
     loop = sync.train if assembly.prepared.algorithm.needs.engine else offline.train
     with session.stop.on_signals():
         try:
-            if session.evaluate is not None and due(session, run, fresh=fresh):
+            if session.evaluate is not None and due(session, run):
                 await session.stop.unless_asked(session.evaluate(session))
             await loop(session)
         except (Interrupted, RewardError) as stopped:
@@ -150,14 +148,14 @@ async def go(
     )
 
 
-def due(session: Session, run: RunDirectory, *, fresh: bool) -> bool:
+def due(session: Session, run: RunDirectory) -> bool:
     """True if an evaluation belongs at this very step and is not on record yet."""
     settings, step = session.recipe.evaluation, session.state.step
     if settings is None or any(row.get("step") == step for row in run.evals.read()):
         return False
     if step == 0:
         return settings.before
-    return step >= session.recipe.run.steps or bool(settings.every and step % settings.every == 0)
+    return session.over or bool(settings.every and step % settings.every == 0)
 
 
 def evaluation(assembly: Assembly, run: RunDirectory, results: list[EvalResult]) -> Any:

@@ -9,7 +9,6 @@ record   consumes all of it, produces the step's line and ledger entries
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from posttrain.batches.build import build_samples
 from posttrain.loops.numbers import sample_numbers
@@ -82,8 +81,3 @@ def demonstration_group(session: Session, position: int, task: Task) -> Group:
         ending=Ending.STOP,
     )
     return Group(position=position, task=task, rollouts=(rollout,))
-
-
-def encode_all(session: Session, positions: Sequence[int]) -> list[Group]:
-    """Groups for given positions, for checks and inspection."""
-    return [demonstration_group(session, p, session.tasks[session.order.index(p)]) for p in positions]
