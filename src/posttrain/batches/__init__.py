@@ -1,1 +1,1 @@
-"""."""
+"""Groups to samples to microbatches, with weights over the whole step."""

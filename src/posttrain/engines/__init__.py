@@ -1,1 +1,1 @@
-"""."""
+"""What generates: one engine per file, found by its name."""

@@ -1,1 +1,1 @@
-"""."""
+"""One environment per file, found by its name."""

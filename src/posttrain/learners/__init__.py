@@ -1,1 +1,1 @@
-"""."""
+"""What trains: one learner per file, found by its name."""

@@ -1,1 +1,1 @@
-"""."""
+"""The step, station by station: online, offline, and what both share."""

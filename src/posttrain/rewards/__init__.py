@@ -1,1 +1,1 @@
-"""."""
+"""One reward per file, found by its name."""

@@ -1,1 +1,1 @@
-"""."""
+"""One policy with one environment: turns, groups, and their scores."""
