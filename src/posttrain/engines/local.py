@@ -230,9 +230,9 @@ class LocalEngine:
         """Waiting rows, in order, as far as rows and memory allow; at least one if nothing runs."""
         while self._waiting and self._waiting[0].future.done():
             self._waiting.popleft()
-        if not self._waiting:
-            return []
         live = self._live()
+        if not self._waiting or len(live) >= self._config.max_rows:
+            return []
         prompts = {row.prompt: len(row.prompt) for row in live} | {ids: len(ids) for ids in self._joinable}
         used = sum(prompts.values()) + sum(row.limit for row in live)
         entering: list[Row] = []

@@ -37,7 +37,7 @@ def processed_logprobs(
     """
     logits = _allowed(logits, forbidden)
     _finite_maximum(logits)
-    logprobs = _filtered(torch.log_softmax(_scaled(logits, temperature), dim=-1), top_p, top_k, min_p)
+    logprobs = _filtered(torch.log_softmax(_scale_(logits.clone(), temperature), dim=-1), top_p, top_k, min_p)
     greedy = _greedy_rows(temperature, len(logits), logits.device)
     if greedy is None:
         return logprobs
@@ -86,9 +86,9 @@ def sample(
 def _draw_unfiltered(logits: Tensor, uniforms: Tensor, temperature: Parameter) -> tuple[Tensor, Tensor]:
     """Draw from softmax(logits / temperature) with one exponential pass; log-probability only of the drawn token."""
     maximum = _finite_maximum(logits)
-    weights = _scaled(logits - maximum, temperature).exp_()
+    weights = _scale_(logits - maximum, temperature).exp_()
     ids, total = _pick(weights, uniforms)
-    chosen = _scaled(logits.gather(1, ids.unsqueeze(1)).double() - maximum.double(), temperature)
+    chosen = _scale_(logits.gather(1, ids.unsqueeze(1)).double() - maximum.double(), temperature)
     return ids, (chosen - total.log()).squeeze(1)
 
 
@@ -144,12 +144,12 @@ def _finite_maximum(logits: Tensor) -> Tensor:
     return maximum
 
 
-def _scaled(values: Tensor, temperature: Parameter) -> Tensor:
-    """Values [B, V] over the temperature; greedy rows stay as they are."""
+def _scale_(values: Tensor, temperature: Parameter) -> Tensor:
+    """Divide values [B, V] by the temperature, in place; greedy rows stay as they are."""
     if isinstance(temperature, Tensor):
         divisor = torch.where(temperature > 0, temperature, torch.ones_like(temperature))
-        return values / divisor.to(values.dtype).unsqueeze(1)
-    return values if temperature in (0, 1) else values / temperature
+        return values.div_(divisor.to(values.dtype).unsqueeze(1))
+    return values if temperature in (0, 1) else values.div_(temperature)
 
 
 def _greedy_rows(temperature: Parameter, rows: int, device: torch.device) -> Tensor | None:

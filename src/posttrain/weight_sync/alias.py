@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pydantic import Field
 
 from posttrain.config import Settings
 from posttrain.errors import ModelError
@@ -28,7 +29,7 @@ class Config(Settings):
 
     digest: bool = True
     """Compute a digest of the weights at each sync; without it the receipt's digest is empty."""
-    sample: int = 64
+    sample: int = Field(64, gt=0)
     """Values of each tensor that enter the digest one by one."""
 
 
@@ -78,7 +79,7 @@ def weight_digest(tensors: NamedTensors, sample: int = 64) -> str:
     for name, tensor in tensors:
         words = tensor.detach().contiguous().view(-1).view(_WORDS[tensor.element_size()])
         total = words.sum(dtype=torch.int64)
-        chosen = words[:: max(1, len(words) // max(sample, 1))]
+        chosen = words[:: max(1, len(words) // sample)]
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {int(total)} ".encode())
         digest.update(chosen.cpu().numpy().tobytes())
     return digest.hexdigest()
