@@ -7,12 +7,15 @@ All are frozen; a changed one is made with ``dataclasses.replace``. This file lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+from posttrain.stats import Stat as Stat
+from posttrain.stats import merge_stats as merge_stats
 
 if TYPE_CHECKING:
     import torch
@@ -221,7 +224,9 @@ class Sample:
     values: np.ndarray | None = None
     """float64 [L]: the critic's values when the update started, read only where ``loss_mask``."""
     returns: np.ndarray | None = None
-    """float64 [L]: what the critic is to predict."""
+    """float64 [L]: what the critic is to predict; NaN where it is not trained."""
+    bootstrap: float = 0.0
+    """The critic's value of the state after the row, if a limit cut the rollout off; 0 if it ended by itself."""
     mismatch: np.ndarray | None = None
     """float64 [L]: weight of each token's policy loss for having been sampled by another policy; applied once,
     into the policy stream, by ``batches.build.weigh``."""
@@ -309,42 +314,6 @@ class TokenBatch:
     """Counts over the step's whole batch: ``rows``, ``tokens``, ``groups``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stat:
-    """A number gathered over microbatches: a weighted mean, a sum, a maximum or a minimum."""
-
-    kind: Literal["mean", "sum", "max", "min"]
-    """How two of them merge."""
-    value: float
-    """Numerator of the mean, or the sum, maximum, minimum so far."""
-    count: float = 1.0
-    """Denominator of the mean; not used by the others."""
-
-    def merge(self, other: Stat) -> Stat:
-        """Return the two combined."""
-        if self.kind == "max":
-            return Stat(kind="max", value=max(self.value, other.value))
-        if self.kind == "min":
-            return Stat(kind="min", value=min(self.value, other.value))
-        return Stat(kind=self.kind, value=self.value + other.value, count=self.count + other.count)
-
-    @property
-    def result(self) -> float:
-        """The number itself; NaN for a mean over nothing."""
-        if self.kind != "mean":
-            return self.value
-        return self.value / self.count if self.count else float("nan")
-
-
-def merge_stats(parts: Sequence[Mapping[str, Stat]]) -> dict[str, Stat]:
-    """Combine the stats of several microbatches by name."""
-    merged: dict[str, Stat] = {}
-    for part in parts:
-        for name, stat in part.items():
-            merged[name] = merged[name].merge(stat) if name in merged else stat
-    return merged
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Loss:
     """What an algorithm returns for one microbatch."""
@@ -369,6 +338,8 @@ class Needs:
     """Log-probabilities of a teacher."""
     values: bool = False
     """A critic's values."""
+    scores: bool = False
+    """The values are scores of the model that trains: a score head on its own trunk, and no policy (reward models)."""
     entropy: bool = False
     """The entropy of each trained position with gradient."""
     streams: Mapping[str, str] = field(default_factory=lambda: {"policy": "token-mean"})
