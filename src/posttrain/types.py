@@ -54,6 +54,16 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A given answer to a task: one side of a preference pair, a place in a ranking, or a labelled answer."""
+
+    messages: tuple[Message, ...]
+    """What follows the prompt, ending with an assistant message; only its assistant messages train."""
+    reward: float
+    """How good it is; only the order inside a task counts, or for labels 1 (good) and 0 (bad)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
     """One thing to do: the conversation so far and what a verifier needs to judge the answer."""
 
@@ -67,6 +77,8 @@ class Task:
     """Every other column of the source row, passed to reward functions by name."""
     source: str = ""
     """Name of the source the task came from."""
+    candidates: tuple[Candidate, ...] = ()
+    """Given answers with their rewards, best first; empty unless preferences, rankings or labels are read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +129,8 @@ class Segment:
     """Per token; index of the turn that sampled it, -1 elsewhere."""
     prompt_length: int
     """Number of leading context tokens before the first turn, shared by the rollouts of a group."""
+    images: Mapping[str, Any] = field(default_factory=dict)
+    """What the processor made of the row's images, by the model's argument name; empty for text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,7 +249,9 @@ class Sample:
     ending: Ending = Ending.STOP
     """How the rollout ended."""
     totals: Mapping[str, float] = field(default_factory=dict)
-    """Counts over the step's whole batch: ``rows``, ``tokens``, ``groups``; set together with ``token_weight``."""
+    """Counts over the step's whole batch, set together with ``token_weight``: ``rows``, ``tokens``, ``groups``, and of
+    the rollouts that move ``rollouts``, ``pairs`` (two of one group whose rewards differ), ``pair_tokens`` (tokens of
+    the better one, over all pairs) and ``comparing`` (groups with a pair)."""
     images: Mapping[str, Any] = field(default_factory=dict)
     """What the processor made of the row's images, by the model's argument name; empty for text."""
 
@@ -311,7 +327,9 @@ class TokenBatch:
     rewards: torch.Tensor | None = None
     """[samples]: reward of each sample's rollout; NaN where there is none."""
     totals: Mapping[str, float] = field(default_factory=dict)
-    """Counts over the step's whole batch: ``rows``, ``tokens``, ``groups``."""
+    """Counts over the step's whole batch: see ``Sample.totals``."""
+    rollouts: torch.Tensor | None = None
+    """int64 [samples]: index of each sample's rollout in its group; segments of one rollout share it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -350,8 +368,8 @@ class Needs:
     """Log-probabilities from the start of the update, even if the batch is one optimizer step."""
     whole_groups: bool = False
     """The loss compares rows of one group: a group lies in one microbatch."""
-    data: Literal["demonstrations", "preferences", "rankings", "steps"] = "demonstrations"
-    """What an offline algorithm reads from disk."""
+    data: Literal["demonstrations", "preferences", "rankings", "labels", "steps"] = "demonstrations"
+    """What an offline algorithm reads from disk; ``labels`` are single answers called good or bad."""
     greedy: bool = False
     """Each group gets one more rollout at temperature 0, which is scored but does not train."""
     refill: int = 0
