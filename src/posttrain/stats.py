@@ -41,3 +41,17 @@ def merge_stats(parts: Sequence[Mapping[str, Stat]]) -> dict[str, Stat]:
         for name, stat in part.items():
             merged[name] = merged[name].merge(stat) if name in merged else stat
     return merged
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepStats:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Global norm before clipping."""
+    learning_rate: float
+    """Used in this step."""
+    skipped: bool = False
+    """True if the gradient was not finite and nothing was changed."""
+    version: int = 0
+    """Version of the weights after the step."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from posttrain.stats import Stat as Stat
+from posttrain.stats import StepStats as StepStats
 from posttrain.stats import merge_stats as merge_stats
 
 if TYPE_CHECKING:
@@ -374,20 +375,6 @@ class Needs:
     """Each group gets one more rollout at temperature 0, which is scored but does not train."""
     refill: int = 0
     """How often a batch that ``keep`` has thinned is filled up with new groups, at most."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepStats:
-    """What one optimizer step did."""
-
-    grad_norm: float
-    """Global norm before clipping."""
-    learning_rate: float
-    """Used in this step."""
-    skipped: bool = False
-    """True if the gradient was not finite and nothing was changed."""
-    version: int = 0
-    """Version of the weights after the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
