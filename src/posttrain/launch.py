@@ -16,7 +16,7 @@ from posttrain.assemble import Assembly, Prepared, assemble, prepare
 from posttrain.checks.report import CheckResult
 from posttrain.checks.run import run_checks
 from posttrain.config import Plug, Recipe, RewardPart
-from posttrain.errors import CheckError, Interrupted, RecordError, RewardError
+from posttrain.errors import CheckError, ConfigError, Interrupted, RecordError, RewardError
 from posttrain.evals.record import append_result
 from posttrain.evals.result import EvalResult
 from posttrain.evals.run import evaluate
@@ -102,12 +102,15 @@ def resume(
         if rewards is not None:
             recipe = recipe.model_copy(update={"rewards": tuple(rewards)})
         refuse_missing_tasks(run, tasks)
+        refuse_fewer_steps(run, recipe.run.steps)
         recorded = run.environment.get("threads", {}).get("threads")
         plan = choose_threads(recorded or recipe.run.threads)
         apply_threads(plan)
         prepared = prepare(recipe, tasks=tasks, held_out=held_out)
         assembly = assemble(prepared, loaded=loaded)
-        refuse_other_tasks(run, assembly)
+        refuse_other_inputs(run, assembly)
+        if steps is not None:
+            run.record_recipe(run.recipe.model_copy(update={"run": recipe.run}))
         session = make_session(assembly, run, progress)
         found, messages = session.journal.resume(session.learner)
         if found is not None:
@@ -229,22 +232,43 @@ def make_session(assembly: Assembly, run: RunDirectory, progress: Progress) -> S
 
 def environment(recipe: Recipe, plan: ThreadPlan, assembly: Assembly) -> dict[str, Any]:
     """What the run directory says about where the run runs."""
-    loaded = assembly.loaded
     return describe_environment(
-        seeds={"run": recipe.run.seed},
-        threads=asdict(plan),
-        model={"name": loaded.name, "digest": loaded.revision_digest, "tasks": assembly.tasks.digest},
+        seeds={"run": recipe.run.seed}, threads=asdict(plan), model={"name": assembly.loaded.name, **inputs(assembly)}
     )
 
 
-def refuse_other_tasks(run: RunDirectory, assembly: Assembly) -> None:
-    """Raise RecordError if the tasks are not those that the run began with."""
-    before = run.environment.get("model", {}).get("tasks")
-    if before is not None and before != assembly.tasks.digest:
-        raise RecordError(
-            f"{run.path} began with other tasks than {assembly.tasks.name} holds now (their digests differ), so it "
-            "cannot continue exactly. Restore the task file, or start a new run with model.path set to this one."
-        )
+def inputs(assembly: Assembly) -> dict[str, str]:
+    """Digests of what a run reads and does not keep: the model it starts from and refers to, template and tasks."""
+    found = {
+        "digest": assembly.loaded.revision_digest,
+        "template": assembly.chat.template_hash,
+        "tasks": assembly.tasks.digest,
+    }
+    return found | ({"held_out": assembly.held_out.digest} if assembly.held_out is not None else {})
+
+
+def refuse_other_inputs(run: RunDirectory, assembly: Assembly) -> None:
+    """Raise RecordError if model, template or tasks are not those that the run began with."""
+    before, recipe = run.environment.get("model", {}), assembly.prepared.recipe
+    names = {
+        "digest": f"another model than {recipe.model.path} is now",
+        "template": "another chat template",
+        "tasks": f"other tasks than {assembly.tasks.name} holds now",
+        "held_out": "other held-out tasks",
+    }
+    for key, digest in inputs(assembly).items():
+        if before.get(key, digest) != digest:
+            raise RecordError(
+                f"{run.path} began with {names[key]} (their digests differ), so it cannot continue exactly. Restore "
+                "what was changed, or start a new run with model.path set to this one."
+            )
+
+
+def refuse_fewer_steps(run: RunDirectory, steps: int) -> None:
+    """Raise ConfigError if the run has more batches on record than it is to have in all."""
+    done = max((record.step for record in run.metrics.read()), default=0)
+    if steps < done:
+        raise ConfigError(f"{run.path} has {done} batches already; --steps is the number in all, got {steps}")
 
 
 def recorded_algorithm(path: str | Path) -> Plug:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.errors import RecordError
 from posttrain.protocols import Learner
 from posttrain.records.checkpoints import Checkpoint, newest_complete, prune, write_checkpoint
 from posttrain.records.ledger import State
@@ -71,10 +72,16 @@ class Journal:
     def resume(self, learner: Learner) -> tuple[Checkpoint | None, tuple[str, ...]]:
         """Load the newest whole checkpoint into the learner and cut the records back to it.
 
-        Without a checkpoint the run starts again from its first step. Returns what was found and what was passed over.
+        A run that was killed before its first checkpoint starts again from its first step. Returns what was found
+        and what was passed over. Raises RecordError, and touches nothing, if there are checkpoints and all are damaged.
         """
         search = newest_complete(self.run.checkpoints)
         found = search.checkpoint
+        if found is None and search.messages:
+            raise RecordError(
+                f"no checkpoint of {self.run.path} is whole, and nothing was changed. {' '.join(search.messages)} "
+                f"Restore one from a copy, or remove {self.run.checkpoints} to begin again from the first step."
+            )
         step = found.step if found else 0
         position = int(found.state["position"]) if found else 0
         if found:

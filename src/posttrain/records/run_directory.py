@@ -25,6 +25,7 @@ from posttrain.records.rollout_store import RolloutStore
 __all__ = ["RunDirectory", "fresh_path", "refuse_used"]
 
 CONFIG, ENVIRONMENT = "config.toml", "environment.json"
+FOLDERS = ("checkpoints", "rollouts")
 
 
 class RunDirectory:
@@ -44,7 +45,7 @@ class RunDirectory:
         """Make a new run directory and hold it for writing.
 
         Args:
-            path: a folder that is absent or empty.
+            path: a folder that is absent or empty, or that a start killed before ``config.toml`` left behind.
             recipe: the resolved recipe.
             environment: what ``environment.describe_environment`` returned.
 
@@ -59,11 +60,10 @@ class RunDirectory:
         try:
             refuse_used(folder)
             with explained(f"creating {folder}", folder):
-                (folder / "checkpoints").mkdir()
-                (folder / "rollouts").mkdir()
+                for name in FOLDERS:
+                    (folder / name).mkdir(exist_ok=True)
                 _write_json(folder / ENVIRONMENT, {**environment, "resumes": []})
-                config.write_recipe(recipe, folder / f"{TEMPORARY}{CONFIG}")
-                (folder / f"{TEMPORARY}{CONFIG}").replace(folder / CONFIG)
+                _write_config(folder, recipe)
         except BaseException:
             held.release()
             raise
@@ -83,6 +83,8 @@ class RunDirectory:
         folder = Path(path).expanduser()
         if not (folder / CONFIG).is_file():
             what = "has no config.toml, so it is not a run directory" if folder.is_dir() else "does not exist"
+            if _half_made(folder):
+                what = "was stopped before it began: start it again with its recipe"
             raise RecordError(
                 f"run {folder} {what}. Give the folder that `posttrain train` printed.{_siblings(folder)}"
             )
@@ -122,6 +124,12 @@ class RunDirectory:
     def ledger(self) -> Ledger:
         """Where each prompt is; opened when first asked for."""
         return Ledger(self.path / "ledger.sqlite")
+
+    def record_recipe(self, recipe: config.Recipe) -> None:
+        """Replace ``config.toml`` at once by the recipe that the run goes on with, for example with more steps."""
+        with explained("recording the recipe", self.path):
+            _write_config(self.path, recipe)
+        self.__dict__.pop("recipe", None)
 
     def note_resume(self, environment: Mapping[str, Any]) -> None:
         """Add the environment a resumed run continues on."""
@@ -170,12 +178,20 @@ def fresh_path(name: str, root: str | Path = "runs") -> Path:
 
 
 def _content(folder: Path) -> list[str]:
-    """Return the names in the folder beside an unused lock; the path itself if it is a file."""
-    if not folder.exists():
+    """Return the names in the folder beside what a start that came to nothing left; the path itself if it is a file."""
+    if not folder.exists() or _half_made(folder):
         return []
     if not folder.is_dir():
         return [folder.name]
     return sorted(child.name for child in folder.iterdir() if child.name != lock.NAME)
+
+
+def _half_made(folder: Path) -> bool:
+    """True if a process began to make a run here and died before ``config.toml``, the last of its files."""
+    left = {*FOLDERS, ENVIRONMENT, f"{TEMPORARY}{ENVIRONMENT}", f"{TEMPORARY}{CONFIG}", lock.NAME}
+    if not (folder / lock.NAME).is_file() or not {child.name for child in folder.iterdir()} <= left:
+        return False
+    return not any(True for name in FOLDERS if (folder / name).is_dir() for _ in (folder / name).iterdir())
 
 
 def refuse_used(folder: Path) -> None:
@@ -203,6 +219,11 @@ def _siblings(folder: Path) -> str:
         return ""
     runs = sorted(child.name for child in folder.parent.iterdir() if (child / CONFIG).is_file())
     return f" Runs in {folder.parent}: {', '.join(runs[:8])}." if runs else ""
+
+
+def _write_config(folder: Path, recipe: config.Recipe) -> None:
+    config.write_recipe(recipe, folder / f"{TEMPORARY}{CONFIG}")
+    (folder / f"{TEMPORARY}{CONFIG}").replace(folder / CONFIG)
 
 
 def _write_json(path: Path, table: Mapping[str, Any]) -> None:
