@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.assemble import Assembly, Prepared, assemble, prepare
-from posttrain.checks.report import CheckResult
+from posttrain.checks.report import CheckResult, verdict
 from posttrain.checks.run import run_checks
 from posttrain.config import Plug, Recipe, RewardPart
 from posttrain.errors import CheckError, ConfigError, Interrupted, RecordError, RewardError
@@ -74,6 +74,7 @@ def launch(
     for note in (*assembly.notes, f"threads: {plan.threads} ({plan.reason})"):
         progress.note(note)
     checks = verify(assembly, on_check) if check else ()
+    progress.note(verdict(checks) if check else "invariants were not checked")
     with RunDirectory.create(path, recipe, environment(recipe, plan, assembly)) as run:
         write_findings(run, checks)
         session = make_session(assembly, run, progress)

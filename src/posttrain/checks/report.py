@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,14 @@ class CheckResult:
     """The bound."""
     seconds: float = 0.0
     """Time it took."""
+
+
+def verdict(results: Sequence[CheckResult]) -> str:
+    """All invariants in one line."""
+    held, failed, warned, skipped = (sum(r.status == s for r in results) for s in ("pass", "fail", "warn", "skip"))
+    seconds = sum(result.seconds for result in results)
+    words = [f"{held} of {len(results)} invariants hold", f"{failed} fail", f"{warned} to read", f"{skipped} skipped"]
+    return f"{', '.join(words)} ({seconds:.1f} s)"
 
 
 def bounded(name: str, value: float, limit: float) -> CheckResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +52,12 @@ class Subject:
 async def run_checks(
     subject: Subject, announce: Callable[[CheckResult], None] = lambda result: None
 ) -> tuple[CheckResult, ...]:
-    """Return every result in order; each is announced as soon as it is known."""
+    """Return every result in order; each is announced as soon as it is known. Dropout is off meanwhile."""
+    with getattr(subject.learner, "without_dropout", contextlib.nullcontext)():
+        return await _run_checks(subject, announce)
+
+
+async def _run_checks(subject: Subject, announce: Callable[[CheckResult], None]) -> tuple[CheckResult, ...]:
     results: list[CheckResult] = []
 
     def keep(make: Callable[[], CheckResult | Iterable[CheckResult]]) -> None:

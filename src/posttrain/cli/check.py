@@ -10,8 +10,9 @@ import typer
 from rich.markup import escape
 
 from posttrain.assemble import assemble, prepare
+from posttrain.checks.report import verdict
 from posttrain.checks.run import run_checks
-from posttrain.cli.screen import CONSOLE, check_line, show_checks
+from posttrain.cli.screen import CONSOLE, check_line
 from posttrain.config import read_recipe
 from posttrain.models.threads import apply_threads, choose_threads
 
@@ -27,6 +28,6 @@ def run(
     for note in assembly.notes:
         CONSOLE.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
     results = asyncio.run(run_checks(assembly.subject(), lambda result: CONSOLE.print(check_line(result))))
-    show_checks(results)
+    CONSOLE.print(f"[bold]{verdict(results)}[/]")
     if any(result.status == "fail" for result in results):
         raise typer.Exit(3)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.screen import CONSOLE, Screen, show_checks, show_evaluations
+from posttrain.cli.screen import CONSOLE, Screen, show_evaluations
 from posttrain.config import Recipe, validate
 from posttrain.launch import Result, launch
 from posttrain.records.run_directory import fresh_path
@@ -57,10 +57,7 @@ def start(recipe: Recipe, title: str, *, check: bool) -> Result:
     """One part of the demo with its own display."""
     CONSOLE.rule(title, align="left")
     with Screen(title) as screen:
-        result = launch(recipe, progress=screen, check=check, on_check=screen.check)
-    if result.checks:
-        show_checks(result.checks)
-    return result
+        return launch(recipe, progress=screen, check=check, on_check=screen.check)
 
 
 def sft_recipe(plan: Mapping[str, Any], model: str, seed: int, directory: str) -> Recipe:

@@ -163,17 +163,6 @@ def check_line(result: CheckResult) -> str:
     )
 
 
-def show_checks(results: Sequence[CheckResult]) -> None:
-    """The verdict in one line."""
-    failed, warned = (sum(r.status == status for r in results) for status in ("fail", "warn"))
-    held = sum(r.status == "pass" for r in results)
-    seconds = sum(r.seconds for r in results)
-    style = "bold red" if failed else "yellow" if warned else "green"
-    CONSOLE.print(
-        f"[{style}]{held} of {len(results)} invariants hold, {failed} fail, {warned} to read ({seconds:.1f} s)[/]"
-    )
-
-
 def show_plan(prepared: Prepared) -> None:
     """The resolved recipe, the batch table and the notes of a dry run."""
     table = Table("key", "value", title="resolved recipe", title_justify="left")
