@@ -79,10 +79,15 @@ class Chat:
             return self._segment(self._turns(messages, tools)[-1:])
         return self.demonstration_segments(messages, tools)[-1]
 
-    def demonstration_segments(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[Segment, ...]:
-        """Return rows in which every assistant message trains exactly once; one row unless history is rewritten."""
+    def demonstration_segments(
+        self, messages: Sequence[Message], tools: Tools | None = None, *, after: int = 0
+    ) -> tuple[Segment, ...]:
+        """Return rows in which every assistant message trains exactly once; one row unless history is rewritten.
+
+        The first ``after`` messages are the prompt: assistant messages among them do not train.
+        """
         rows: list[list[Turn]] = []
-        for turn in self._turns(messages, tools):
+        for turn in (turn for turn in self._turns(messages, tools) if turn.index >= after):
             if rows and self._template.close and turn.prompt.startswith(rows[-1][-1].row + self._template.close):
                 rows[-1].append(turn)
             else:

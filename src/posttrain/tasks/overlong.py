@@ -8,6 +8,7 @@ from typing import Literal
 
 from posttrain.errors import DataError
 from posttrain.tasks.chat import Chat
+from posttrain.tasks.preferences import candidate_group
 from posttrain.tasks.taskset import TaskSet
 from posttrain.types import Task
 
@@ -46,7 +47,10 @@ def drop_overlong(tasks: TaskSet, chat: Chat, *, room: int, policy: Literal["ski
 
 
 def token_count(task: Task, chat: Chat) -> int:
-    """Return the tokens of the prompt, or of the longest row if the task is a demonstration."""
+    """Return the tokens of the prompt, or of the longest row if the task brings its answers along."""
+    if task.candidates:
+        group = candidate_group(task, 0, chat)
+        return max(len(segment.ids) for rollout in group.rollouts for segment in rollout.segments)
     if task.messages[-1].get("role") == "assistant":
         return max(len(segment.ids) for segment in chat.demonstration_segments(task.messages))
     return len(chat.prompt_ids(task.messages))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from posttrain.tasks.columns import Columns
 from posttrain.tasks.files import Placed, file_rows
 from posttrain.tasks.gym import gym_rows
 from posttrain.tasks.hub import dataset_rows
+from posttrain.tasks.preferences import KINDS, PreferenceColumns, with_wrong_answers, without_equal
 from posttrain.tasks.taskset import TaskSet
 from posttrain.tasks.toy import toy_rows
 from posttrain.types import Task
@@ -20,11 +22,15 @@ from posttrain.types import Task
 __all__ = ["TaskSet", "load_tasks", "task_set"]
 
 
-def load_tasks(settings: Tasks, *, seed: int = 0, for_imitation: bool = False) -> TaskSet:
+Reader = Columns | PreferenceColumns
+
+
+def load_tasks(settings: Tasks, *, seed: int = 0, for_imitation: bool = False, data: str = "demonstrations") -> TaskSet:
     """Return the tasks of a recipe section.
 
     ``seed`` draws the problems of generators unless their options hold one. With ``for_imitation`` every task
-    ends with an assistant message: the row's own, or the demonstration column's text; without, none may.
+    ends with an assistant message: the row's own, or the demonstration column's text; without, none may. If ``data``
+    is preferences, rankings or labels, tasks are prompts with candidates (see `posttrain.tasks.preferences`).
     Raises DataError (file, line, column, what was expected and got) or ConfigError (a name or option).
     """
     columns = Columns(
@@ -36,7 +42,10 @@ def load_tasks(settings: Tasks, *, seed: int = 0, for_imitation: bool = False) -
         system=settings.system,
     )
     name, rows = _rows(settings, seed)
-    return _build(rows, columns, name=name, limit=settings.limit, for_imitation=for_imitation)
+    reader = _reader(data, columns, settings)
+    if isinstance(reader, PreferenceColumns) and settings.generator is not None:
+        rows = _numbered(name, with_wrong_answers([row for _, row in rows], reader.kind))
+    return _build(rows, reader, name=name, limit=settings.limit, for_imitation=for_imitation)
 
 
 def task_set(
@@ -46,12 +55,24 @@ def task_set(
     name: str = "memory",
     limit: int | None = None,
     for_imitation: bool = False,
+    data: str = "demonstrations",
 ) -> TaskSet:
     """Return tasks from rows in memory: mappings of columns, ready tasks, or plain questions."""
     if isinstance(rows, str | Mapping):
         raise DataError(f"tasks: expected a list of rows or questions; got one {type(rows).__name__}")
     placed = ((f"{name}, row {number}", row) for number, row in enumerate(rows, start=1))
-    return _build(placed, columns or Columns(), name=name, limit=limit, for_imitation=for_imitation)
+    reader = _reader(data, columns or Columns(), None)
+    return _build(placed, reader, name=name, limit=limit, for_imitation=for_imitation)
+
+
+def _reader(data: str, columns: Columns, settings: Tasks | None) -> Reader:
+    """What reads a row of this kind of data."""
+    kind = next((kind for kind in KINDS if kind == data), None)
+    if kind is None:
+        return columns
+    names = ("chosen", "rejected", "ranking", "scores", "completion", "label")
+    given = {} if settings is None else {name: getattr(settings, name) for name in names}
+    return PreferenceColumns(kind=kind, columns=columns, **given)
 
 
 def _rows(settings: Tasks, seed: int) -> tuple[str, Placed]:
@@ -72,20 +93,25 @@ def _numbered(name: str, rows: Iterable[Any]) -> Placed:
     return ((f"{name}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _build(placed: Placed, columns: Columns, *, name: str, limit: int | None, for_imitation: bool) -> TaskSet:
+def _build(placed: Placed, columns: Reader, *, name: str, limit: int | None, for_imitation: bool) -> TaskSet:
+    kind = columns.kind if isinstance(columns, PreferenceColumns) else ""
     tasks = (
-        _ready(row, place, for_imitation)
+        _ready(row, place, for_imitation, kind)
         if isinstance(row, Task)
         else columns.task(row, place, identity=str(number), source=name, for_imitation=for_imitation)
         for number, (place, row) in enumerate(islice(placed, limit))
     )
-    return TaskSet(tasks=tuple(_with_own_ids(tasks)), name=name)
+    return without_equal(TaskSet(tasks=tuple(_with_own_ids(tasks)), name=name), kind)
 
 
-def _ready(task: Task, place: str, for_imitation: bool) -> Task:
-    """Check that a ready task is what the run can use: a demonstration, or a prompt."""
+def _ready(task: Task, place: str, for_imitation: bool, kind: str) -> Task:
+    """Check that a ready task is what the run can use: a demonstration, a prompt, or a prompt with candidates."""
     if not task.messages:
         raise DataError(f"{place}: task '{task.id}' has no messages")
+    if kind:
+        if task.candidates:
+            return task
+        raise DataError(f"{place}: task '{task.id}' has no candidates; {kind} need answers to compare")
     if (task.messages[-1].get("role") == "assistant") == for_imitation:
         return task
     if for_imitation:
@@ -106,4 +132,4 @@ def _with_own_ids(tasks: Iterable[Task]) -> Iterator[Task]:
 
 
 def _renamed(task: Task, identity: str) -> Task:
-    return Task(id=identity, messages=task.messages, answer=task.answer, columns=task.columns, source=task.source)
+    return replace(task, id=identity)

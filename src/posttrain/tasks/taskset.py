@@ -24,7 +24,7 @@ class TaskSet:
     skipped: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """How many tasks were left out, by reason."""
     digest: str = field(init=False)
-    """sha256 hex over ids, messages and answers in order: equal digests mean the same tasks."""
+    """sha256 hex over ids, messages, answers and candidates in order: equal digests mean the same tasks."""
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -50,6 +50,7 @@ class TaskSet:
 def _digest(tasks: tuple[Task, ...]) -> str:
     total = sha256()
     for task in tasks:
-        row = [task.id, [dict(message) for message in task.messages], task.answer]
+        row: list[object] = [task.id, [dict(message) for message in task.messages], task.answer]
+        row += [[[dict(message) for message in given.messages], given.reward] for given in task.candidates]
         total.update(json.dumps(row, ensure_ascii=False, sort_keys=True, default=str).encode() + b"\n")
     return total.hexdigest()
