@@ -107,6 +107,18 @@ class Tasks(Settings):
     """Column with the text to imitate (SFT); the answer column if not given."""
     system: str | None = None
     """A system message put before every question."""
+    chosen: str = "chosen"
+    """Column with the better answer (preferences): text, messages, or the whole conversation with its prompt."""
+    rejected: str = "rejected"
+    """Column with the worse answer, or a list of several."""
+    ranking: str = "ranking"
+    """Column with a list of answers, best first (rankings)."""
+    scores: str = "scores"
+    """Column with one number per answer of the ranking, larger is better, equal is a tie; used where it exists."""
+    completion: str = "completion"
+    """Column with a single answer that the label column calls good or bad (labels)."""
+    label: str = "label"
+    """Column with true or false."""
     limit: int | None = Field(None, gt=0)
     """Use only the first so many tasks."""
     overlong: Literal["skip", "refuse"] = "skip"
@@ -168,7 +180,9 @@ class Batches(Settings):
     minibatches: int = Field(1, gt=0)
     """Optimizer steps per pass; groups are never split."""
     demonstrations_per_step: int = Field(32, gt=0)
-    """Demonstrations per optimizer step in offline training."""
+    """Demonstrations, or preference rows, per optimizer step in offline training."""
+    precompute_reference: bool = False
+    """Offline: compute the reference's log-probabilities of all rows once, and keep them in the run directory."""
 
 
 class RewardPart(Plug):
@@ -184,6 +198,26 @@ class RewardPart(Plug):
     """Value of an answer that cannot be read."""
     attempts: int = Field(2, gt=0)
     """Tries before a crash or time-out drops the rollout."""
+
+
+class Critic(Settings):
+    """Who predicts returns, for algorithms that need values."""
+
+    path: str = "policy"
+    """Starting weights of the critic: ``policy`` for the policy's own, or what model.path may name (a trained reward
+    model keeps its score head)."""
+    shared: bool = False
+    """One trunk for policy and critic; the value head alone is the critic's own. Needs path = "policy"."""
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak rate of the critic's own weights; it follows the learner's schedule."""
+    warmup_batches: int = Field(0, ge=0)
+    """First batches in which only the critic's own weights train and the policy stays."""
+
+    @model_validator(mode="after")
+    def _one_trunk(self) -> Critic:
+        if self.shared and self.path != "policy":
+            raise ValueError(f"shared = true puts the head on the policy's trunk, so path cannot be {self.path!r}")
+        return self
 
 
 class Evaluation(Settings):
@@ -251,6 +285,8 @@ class Recipe(Settings):
     """The engine."""
     learner: Plug = Plug(type="local")
     """The learner."""
+    critic: Critic | None = None
+    """The critic; its defaults if the algorithm needs values and this section is missing."""
     weight_sync: Plug = Plug(type="alias")
     """How weights reach the engine."""
     evaluation: Evaluation | None = None

@@ -135,6 +135,10 @@ class Algorithm(Protocol):
 class Refiner(Protocol):
     """What an algorithm may offer besides: it is asked with ``isinstance``-free ``getattr``, so each is optional."""
 
+    def extend(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Once per batch, before any log-probability is computed: the samples and further rows to compare them with."""
+        ...
+
     def refine(self, samples: Sequence[Sample]) -> list[Sample]:
         """Once per batch, when old, reference and teacher log-probabilities and values are there: final advantages,
         returns, loss masks (a token taken out counts nowhere) and mismatch weights.
@@ -184,6 +188,18 @@ class Learner(Protocol):
 
     def load(self, folder: Path) -> None:
         """Take over what ``save`` wrote."""
+        ...
+
+
+class ValueLearner(Learner, Protocol):
+    """A learner with a critic."""
+
+    def values(self, microbatch: Microbatch) -> np.ndarray:
+        """Return float64 [N]: the critic's value of the state before each trained token, without gradient."""
+        ...
+
+    def trained_tensors(self) -> NamedTensors:
+        """Every tensor that has a gradient: the policy's weights, then the critic's own."""
         ...
 
 

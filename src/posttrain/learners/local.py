@@ -32,14 +32,17 @@ from posttrain.models.optimizer import (
     restore_optimizer,
     scheduled_rate,
 )
-from posttrain.models.rows import tensors, token_batch
+from posttrain.models.rows import RowTensors, tensors, token_batch
 from posttrain.models.scoring import Scorer, causal_model
-from posttrain.models.selftest import supported_layouts
+from posttrain.models.selftest import Support, supported_layouts
 from posttrain.models.storage import has_adapter, load_weights, save_weights
+from posttrain.models.values import Critic
 from posttrain.protocols import LossFunction, NamedTensors
 from posttrain.types import Layout, Microbatch, Needs, Stat, StepStats
 
 __all__ = ["Config", "LocalLearner"]
+
+CRITIC_OPTIMIZER = "critic_optimizer.safetensors"
 
 
 class Config(Settings):
@@ -79,16 +82,16 @@ class LocalLearner:
         needs: Needs,
         reference_model: Any | None = None,
         seed: int = 0,
+        critic: Critic | None = None,
     ) -> None:
         """Test the model's layouts and set up the optimizer.
 
         ``model`` is a transformers causal language model, or a peft model whose adapters train. ``temperature``
-        divides the logits as in sampling. ``seed`` matters only to LoRA dropout. Raises ModelError or ConfigError.
+        divides the logits as in sampling. ``seed`` matters only to LoRA dropout. ``critic`` gives an algorithm its
+        values and trains with the policy. Raises ModelError or ConfigError.
         """
-        if needs.values:
-            raise ConfigError(
-                "learner 'local' has no critic, but the algorithm needs values; choose one without a critic"
-            )
+        if needs.values and critic is None:
+            raise ConfigError("the algorithm needs values, and the learner was given no critic; choose one without")
         self.config, self.model, self.needs, self.seed = config, model, needs, seed
         self.temperature = temperature
         """Divides the logits of every log-probability."""
@@ -111,7 +114,12 @@ class LocalLearner:
             keep_bytes=config.keep_bytes,
         )
         self._reference = self._build_reference()
-        self._optimizer = build_adamw(model, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+        decay = {"betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+        self._optimizer = build_adamw(model, **decay)  # type: ignore[arg-type]
+        self._critic = critic
+        self._critic_optimizer = None if critic is None else build_adamw(critic.module, **decay)  # type: ignore[arg-type]
+        if critic is not None and critic.support is not None:
+            self._narrow_layouts("critic", critic.support)
         self._layers = checkpointed_layers(model) if config.gradient_checkpointing else []
         if config.gradient_checkpointing:
             enable_checkpointing(causal_model(model))
@@ -147,35 +155,58 @@ class LocalLearner:
         """Add the gradient of ``loss`` over the microbatch's trained tokens; return the loss's stats."""
         self._check_layout(microbatch)
         with torch.enable_grad(), self._training():
-            logprobs, entropy = self._scorer.score(
-                tensors(microbatch, self._device), entropy_gradient=self.needs.entropy
-            )
+            logprobs, entropy, values = self._forward(tensors(microbatch, self._device))
             batch = token_batch(microbatch, dtype=logprobs.dtype, device=self._device)
-            result = loss(batch, logprobs, entropy, None)
+            result = loss(batch, logprobs, entropy, values)
             if result.total.requires_grad:
                 torch.autograd.backward(result.total)
         return result.stats
+
+    def values(self, microbatch: Microbatch) -> np.ndarray:
+        """Return float64 [N]: the critic's value of the state before each trained token, without gradient."""
+        self._check_layout(microbatch)
+        if self._critic is None:
+            raise ConfigError("values are asked for, but the learner was given no critic")
+        with torch.no_grad():
+            rows = tensors(microbatch, self._device)
+            if not len(rows.sources):
+                return np.zeros(0)
+            hidden = self._scorer.hidden(rows, rows.plan) if self._critic.own is None else None
+            return self._critic.values(rows, hidden).double().cpu().numpy()
 
     def step(self) -> StepStats:
         """Clip, update, clear the gradient, advance the schedule.
 
         A gradient that is not finite is cleared and changes nothing but the schedule; without any gradient the
-        weights and their version stay too.
+        weights and their version stay too. Policy and critic are clipped each by its own norm.
         """
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = global_norm(gradients)
-        rate = self._rate()
+        optimizers = [(self._optimizer, self._rate()), (self._critic_optimizer, self._critic_rate())]
+        gradients = [[] if o is None else _gradients(o) for o, _ in optimizers]
+        norms = [global_norm(part) for part in gradients]
+        finite = all(map(math.isfinite, norms))
         self.calls += 1
         self._microbatches = 0
-        finite = math.isfinite(norm)
-        if finite and gradients:
-            clip_gradients(gradients, norm, self.config.max_grad_norm)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
-            self._version += 1
-        self._optimizer.zero_grad(set_to_none=True)
-        return StepStats(grad_norm=norm, learning_rate=rate, skipped=not finite, version=self._version)
+        for (optimizer, rate), part, norm in zip(optimizers, gradients, norms, strict=True):
+            if optimizer is not None and part and finite:
+                clip_gradients(part, norm, self.config.max_grad_norm)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
+        self._version += finite and any(gradients)
+        self.clear_gradient()
+        return StepStats(
+            grad_norm=math.hypot(*norms), learning_rate=optimizers[0][1], skipped=not finite, version=self._version
+        )
+
+    def clear_gradient(self) -> None:
+        """Forget every gradient."""
+        for _, parameter in self.trained_tensors():
+            parameter.grad = None
+
+    def trained_tensors(self) -> NamedTensors:
+        """Return every tensor that has a gradient: the policy's weights, then the critic's own."""
+        own = [] if self._critic is None else self._critic.module.named_parameters(prefix="critic")
+        return [*self.named_tensors(), *own]
 
     def named_tensors(self) -> NamedTensors:
         """Return name and parameter in the model's own order; tied weights come once."""
@@ -186,6 +217,9 @@ class LocalLearner:
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(self.model, folder)
         save_file(optimizer_tensors(self._optimizer, self._names()), folder / "optimizer.safetensors")
+        if self._critic is not None and self._critic_optimizer is not None:
+            self._critic.save(folder)
+            save_file(optimizer_tensors(self._critic_optimizer, self._names()), folder / CRITIC_OPTIMIZER)
         state = {"calls": self.calls, "version": self._version, "total_steps": self.total_steps}
         state |= self.config.model_dump(mode="json", include={"learning_rate", "schedule", "warmup_steps"})
         (folder / "learner.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
@@ -197,30 +231,54 @@ class LocalLearner:
             calls, version = int(state["calls"]), int(state["version"])
             moments = load_file(folder / "optimizer.safetensors")
             load_weights(self.model, folder)
+            if self._critic is not None and self._critic_optimizer is not None:
+                self._critic.load(folder)
+                restore_optimizer(self._critic_optimizer, self._names(), load_file(folder / CRITIC_OPTIMIZER))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise RecordError(
                 f"learner state in {folder} cannot be read: {error!r}. Use an older checkpoint"
             ) from error
         restore_optimizer(self._optimizer, self._names(), moments)
-        self._optimizer.zero_grad(set_to_none=True)
+        self.clear_gradient()
         self.calls, self._version, self._microbatches = calls, version, 0
 
     @property
     def _device(self) -> torch.device:
         return torch.device(next(self.model.parameters()).device)
 
+    @property
+    def _frozen(self) -> int:
+        """First optimizer steps in which only the critic trains."""
+        return 0 if self._critic is None else self._critic.warmup_steps
+
+    def _forward(self, rows: RowTensors) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return (log-probabilities, entropy, values) [N] of the trained tokens.
+
+        While the critic warms up the policy's part has no gradient. An algorithm of scores has no policy: its
+        log-probabilities are not computed (zeros), and there is no entropy.
+        """
+        if self._critic is None or not len(rows.sources):
+            logprobs, entropy = self._scorer.score(rows, entropy_gradient=self.needs.entropy)
+            return logprobs, entropy, None if self._critic is None else logprobs.clone()
+        with torch.set_grad_enabled(self.calls >= self._frozen):
+            hidden = self._scorer.hidden(rows, rows.plan)
+            if not self.needs.scores:
+                logprobs, entropy = self._scorer.read(hidden, rows.targets, entropy_gradient=self.needs.entropy)
+        values = self._critic.values(rows, hidden)
+        return (torch.zeros_like(values), None, values) if self.needs.scores else (logprobs, entropy, values)
+
     def _names(self) -> dict[int, str]:
-        return {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return {id(parameter): name for name, parameter in self.trained_tensors()}
 
     def _rate(self) -> float:
-        settings = self.config
-        return scheduled_rate(
-            settings.learning_rate,
-            self.calls,
-            total=self.total_steps,
-            warmup=settings.warmup_steps,
-            schedule=settings.schedule,
-        )
+        return self._scheduled(self.config.learning_rate, max(0, self.calls - self._frozen), self._frozen)
+
+    def _critic_rate(self) -> float:
+        return 0.0 if self._critic is None else self._scheduled(self._critic.learning_rate, self.calls, 0)
+
+    def _scheduled(self, peak: float, step: int, missed: int) -> float:
+        total, warmup = max(1, self.total_steps - missed), self.config.warmup_steps
+        return scheduled_rate(peak, step, total=total, warmup=warmup, schedule=self.config.schedule)
 
     def _build_reference(self) -> Scorer | None:
         """Return a scorer of the reference model; its own self-test may narrow the layouts."""
@@ -228,9 +286,7 @@ class LocalLearner:
             return None
         self._reference_model.eval().requires_grad_(False)
         support = supported_layouts(self._reference_model)
-        if not self.layouts <= support.layouts:
-            self.layouts &= support.layouts
-            self.layout_reason = f"reference model: {support.reason}"
+        self._narrow_layouts("reference model", support)
         return Scorer(
             model=causal_model(self._reference_model),
             head=support.head,
@@ -239,12 +295,27 @@ class LocalLearner:
             tile_bytes=self.config.tile_bytes,
         )
 
+    def _narrow_layouts(self, who: str, support: Support) -> None:
+        """Leave out the layouts that another model of the update does not take."""
+        if not self.layouts <= support.layouts:
+            self.layouts &= support.layouts
+            self.layout_reason = f"{who}: {support.reason}"
+
     def _check_layout(self, microbatch: Microbatch) -> None:
         if microbatch.layout not in self.layouts:
             raise ConfigError(
                 f"layout '{microbatch.layout}' gives other numbers than this model ({self.layout_reason}); "
                 f"use one of {', '.join(sorted(self.layouts))}"
             )
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Train as LoRA dropout 0 would for as long as the block runs, so that equal batches have equal gradients."""
+        dropouts, self._dropouts = self._dropouts, []
+        try:
+            yield
+        finally:
+            self._dropouts = dropouts
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -269,3 +340,7 @@ class LocalLearner:
         finally:
             for module in switched:
                 module.training = False
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

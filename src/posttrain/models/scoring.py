@@ -47,14 +47,21 @@ class Scorer:
         self, rows: RowTensors, *, plan: AttentionPlan | None = None, entropy_gradient: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (log-probability, entropy) of the trained tokens, [N] each; ``plan`` replaces the rows' own."""
-        if not len(rows.sources):
+        hidden = self.hidden(rows, plan or rows.plan)
+        return self.read(hidden, rows.targets, entropy_gradient=entropy_gradient)
+
+    def read(
+        self, hidden: torch.Tensor, targets: torch.Tensor, *, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (log-probability, entropy) of ``targets`` [N] at the states ``hidden`` [N, hidden size]."""
+        if not len(targets):
             weight = next(self.model.parameters())
             nothing = torch.zeros(0, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
             return nothing, nothing.clone()
         return token_logprobs(
-            self.hidden(rows, plan or rows.plan),
+            hidden,
             self.head,
-            rows.targets,
+            targets,
             temperature=self.temperature,
             tile_bytes=self.tile_bytes,
             keep_bytes=self.keep_bytes,
@@ -62,7 +69,10 @@ class Scorer:
         )
 
     def hidden(self, rows: RowTensors, plan: AttentionPlan | None) -> torch.Tensor:
-        """Return the hidden states [N, hidden size] that predict the trained tokens."""
+        """Return the hidden states [N, hidden size] that predict the trained tokens; none costs nothing."""
+        if not len(rows.sources):
+            width = self.model.get_input_embeddings().weight.shape[-1]
+            return next(self.model.parameters()).new_zeros(0, width)
         use(self.model, self.implementation)
         extra = {} if plan is None else {"attention_plan": plan}
         out = body(self.model)(input_ids=rows.ids, position_ids=rows.positions, use_cache=False, **extra)
