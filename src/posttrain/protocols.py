@@ -145,6 +145,10 @@ class Refiner(Protocol):
         """
         ...
 
+    def numbers(self) -> Mapping[str, float]:
+        """At the end of each batch: canonical metric names to numbers that no microbatch alone can give."""
+        ...
+
     def observe(self, numbers: Mapping[str, float]) -> None:
         """After each batch: the step's canonical numbers, for controllers."""
         ...
