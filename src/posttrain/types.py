@@ -7,7 +7,7 @@ All are frozen; a changed one is made with ``dataclasses.replace``. This file lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -146,6 +146,8 @@ class Score:
     """Whether it is a score at all."""
     detail: str = ""
     """What was read, or what went wrong, in a few words."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """Process rewards: (index among the rollout's sampled tokens of the step's last one, number), in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +174,8 @@ class Rollout:
     """Raw scores by part, once scored."""
     reward: float | None = None
     """Weighted sum of the scores; None until scored, and None for ever if scoring failed."""
+    turn_scores: tuple[Mapping[str, float], ...] = ()
+    """What the environment scored after each completion, by name; their sums are among ``scores``."""
 
     @property
     def truncated(self) -> bool:
@@ -196,6 +200,8 @@ class Group:
     """The rollouts that have a reward (for demonstrations: one, without)."""
     failed: int = 0
     """Rollouts dropped because scoring them failed or timed out."""
+    greedy: Rollout | None = None
+    """The rollout at temperature 0 that ``Needs.greedy`` asks for: scored, never trained."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -245,6 +251,8 @@ class Sample:
     mismatch: np.ndarray | None = None
     """float64 [L]: weight of each token's policy loss for having been sampled by another policy; applied once,
     into the policy stream, by ``batches.build.weigh``."""
+    selected: np.ndarray | None = None
+    """bool [L]: tokens that ``refine`` singled out over the whole batch, for the loss to treat differently."""
     reward: float = float("nan")
     """Reward of the rollout; in a preference group the chosen one has the larger."""
     ending: Ending = Ending.STOP
@@ -255,6 +263,8 @@ class Sample:
     the better one, over all pairs) and ``comparing`` (groups with a pair)."""
     images: Mapping[str, Any] = field(default_factory=dict)
     """What the processor made of the row's images, by the model's argument name; empty for text."""
+    task: Task | None = None
+    """The task it belongs to: who teaches it."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -317,8 +327,12 @@ class TokenBatch:
     """[N], detached."""
     teacher_logprobs: torch.Tensor | None = None
     """[N], detached."""
+    divergence: torch.Tensor | None = None
+    """[N], with gradient: what ``Needs.divergence`` gives between student and teacher at each token."""
     turns: torch.Tensor | None = None
     """int64 [N]."""
+    selected: torch.Tensor | None = None
+    """bool [N]: tokens that ``refine`` singled out over the whole batch; None if it did not."""
     old_values: torch.Tensor | None = None
     """[N]: the critic's values when the update started."""
     returns: torch.Tensor | None = None
@@ -355,6 +369,10 @@ class Needs:
     """Log-probabilities of a frozen reference."""
     teacher_logprobs: bool = False
     """Log-probabilities of a teacher."""
+    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    """Student's and teacher's tempered logits [n, V] to a divergence per token, [n]; None asks for none."""
+    on_policy: float = 1.0
+    """Share of batches that are sampled now; the others imitate the tasks' demonstrations."""
     values: bool = False
     """A critic's values."""
     scores: bool = False

@@ -60,6 +60,7 @@ def _sample(position: int, rollout: Rollout, segment: Segment, advantages: np.nd
         rollout_logprobs=np.asarray(segment.rollout_logprobs, dtype=np.float64),
         versions=np.asarray(segment.versions, dtype=np.int64),
         turns=np.asarray(segment.turns, dtype=np.int64),
+        task=rollout.task,
     )
 
 
