@@ -9,47 +9,17 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal
 
 import pydantic
 import tomli_w
 from pydantic import Field, model_validator
 
-from posttrain.errors import ConfigError, did_you_mean
+from posttrain.errors import ConfigError
+from posttrain.settings import Plug as Plug
+from posttrain.settings import Settings as Settings
+from posttrain.settings import validate as validate
 from posttrain.types import Sampling
-
-S = TypeVar("S", bound=pydantic.BaseModel)
-
-
-class Settings(pydantic.BaseModel):
-    """A frozen section of a recipe; unknown keys are errors, and the word ``none`` is TOML's missing null."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _none_by_word(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        empty = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
-        return {
-            key: None if isinstance(value, str) and value == "none" and key in empty else value
-            for key, value in values.items()
-        }
-
-
-class Plug(pydantic.BaseModel):
-    """A section that names a plug; its other keys belong to the plug's own ``Config``."""
-
-    model_config = pydantic.ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
-
-    type: str
-    """File name in the plug's folder, or ``module:Class`` of your own."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keys beside ``type``."""
-        return dict(self.model_extra or {})
 
 
 class Lora(Settings):
@@ -78,6 +48,21 @@ class Model(Settings):
     """Path of a jinja file that replaces the tokenizer's template."""
     lora: Lora | None = None
     """Adapters; without this section all weights train."""
+
+
+class Teacher(Model):
+    """A frozen model whose distribution is imitated."""
+
+    name: str = "teacher"
+    """Name in messages."""
+    column: str = "source"
+    """Task column that says whom a task belongs to; ``source`` is the name of its task source."""
+    values: tuple[str, ...] = ()
+    """Values of that column this teacher is responsible for; without any, it teaches every task."""
+    mix: bool = False
+    """Allow tasks to have several teachers: the sum of their divergences by weight, a blur where they disagree."""
+    weight: float = Field(1.0, gt=0)
+    """Share in that sum, relative to the others'."""
 
 
 class Tasks(Settings):
@@ -287,6 +272,10 @@ class Recipe(Settings):
     """The learner."""
     critic: Critic | None = None
     """The critic; its defaults if the algorithm needs values and this section is missing."""
+    teacher: Teacher | None = None
+    """The model that distillation imitates."""
+    teachers: tuple[Teacher, ...] = ()
+    """Several of them, each responsible for its own tasks."""
     weight_sync: Plug = Plug(type="alias")
     """How weights reach the engine."""
     evaluation: Evaluation | None = None
@@ -334,37 +323,6 @@ def _list_item(items: list[Any], part: str, override: str, *, want_index: bool =
     if not part.isdigit() or int(part) >= len(items):
         raise ConfigError(f"override {override!r}: '{part}' is not a number from 0 to {len(items) - 1}")
     return int(part) if want_index else items[int(part)]
-
-
-def validate(model: type[S], values: Mapping[str, Any], *, where: str) -> S:
-    """Build settings from plain values, or raise a ConfigError that names key, value, choices and remedy."""
-    try:
-        return model.model_validate(values)
-    except pydantic.ValidationError as error:
-        lines = [_explain(model, problem) for problem in error.errors()]
-        raise ConfigError(f"{where}: " + "\n".join(lines)) from error
-
-
-def _explain(model: type[pydantic.BaseModel], problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
-    name = ".".join(location) or "recipe"
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key '{name}'.{did_you_mean(location[-1], _fields_at(model, location[:-1]))}"
-    if problem["type"] == "missing":
-        return f"key '{name}' is missing"
-    return f"key '{name}': {problem['msg']}; got {problem['input']!r}"
-
-
-def _fields_at(model: type[pydantic.BaseModel], location: Sequence[str]) -> list[str]:
-    """Names of the fields of the section that ``location`` leads to."""
-    here: Any = model
-    for part in location:
-        fields = getattr(here, "model_fields", {})
-        if part not in fields:
-            break
-        options = [fields[part].annotation, *getattr(fields[part].annotation, "__args__", ())]
-        here = next((o for o in options if isinstance(o, type) and issubclass(o, pydantic.BaseModel)), None)
-    return list(getattr(here, "model_fields", {}))
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
