@@ -155,7 +155,7 @@ def test_every_fault_is_said_at_once(recipe_file):
 
 
 def test_a_recipe_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist. Give the path of a TOML file"):
+    with pytest.raises(ConfigError, match=r"does not exist\. Give the path of a TOML file"):
         config.read_recipe(tmp_path / "no.toml")
 
 
@@ -223,5 +223,5 @@ def test_sampling_at_another_temperature(temperature):
 
 
 def test_validate_says_where():
-    with pytest.raises(ConfigError, match="^here: "):
+    with pytest.raises(ConfigError, match=r"^here: "):
         config.validate(config.Recipe, table() | {"modle": {}}, where="here")

@@ -32,13 +32,13 @@ def length_reward(rollout):
     return float(rollout.sampled_count) + sum(map(ord, rollout.text)) / 1000
 
 
-def table(algorithm="grpo", **sections):
+def table(kind="grpo", /, **sections):
     """A recipe's table; each section given replaces the keys it names."""
     usual = {
         "run": {"name": "tiny", "steps": 2, "threads": 1},
         "model": {"path": "toy"},
         "tasks": {"generator": "addition", "options": {"size": 8}},
-        "algorithm": {"type": algorithm},
+        "algorithm": {"type": kind},
         "rewards": [{"type": "function", "name": "length", "function": length_reward, "inline": True}],
         "rollouts": {"prompts_per_step": 2, "group_size": 4, "max_new_tokens": 6},
         "batches": {"demonstrations_per_step": 3},
@@ -50,14 +50,14 @@ def table(algorithm="grpo", **sections):
     return {name: section for name, section in usual.items() if section is not None}
 
 
-def build_recipe(algorithm="grpo", **sections):
+def build_recipe(kind="grpo", /, **sections):
     """The same, validated."""
-    return config.validate(config.Recipe, table(algorithm, **sections), where="test")
+    return config.validate(config.Recipe, table(kind, **sections), where="test")
 
 
-def build_assembly(algorithm="grpo", *, loaded=None, **sections):
+def build_assembly(kind="grpo", /, *, loaded=None, **sections):
     """A run's objects on a tiny model."""
-    recipe = build_recipe(algorithm, **sections)
+    recipe = build_recipe(kind, **sections)
     return assemble(prepare(recipe), loaded=loaded or build_loaded())
 
 

@@ -5,7 +5,7 @@ Each function takes real samples of the user's model and returns results; none c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from posttrain.batches.build import weigh
 from posttrain.batches.pack import pack
 from posttrain.checks.report import CheckResult, bounded
 from posttrain.loops.update import own_logprobs
-from posttrain.protocols import Algorithm, Learner, Packer
+from posttrain.protocols import Algorithm, Learner, NamedTensors, Packer
 from posttrain.types import Layout, Loss, Microbatch, Sample, TokenBatch
 
 Gradient = list[torch.Tensor]
@@ -153,21 +153,29 @@ def loss_and_gradient(
     ) -> Loss:
         if algorithm.needs.ref_logprobs and batch.ref_logprobs is None:
             batch = replace(batch, ref_logprobs=logprobs.detach())
+        if values is not None and batch.returns is None:
+            batch = replace(batch, old_values=values.detach(), returns=batch.advantages)
         result = algorithm.loss(batch, logprobs, entropy, values)
         totals.append(float(result.total.detach()))
         return result
 
     for microbatch in microbatches:
         learner.forward_backward(microbatch, call)
-    gradient = [p.grad.detach().clone() for _, p in learner.named_tensors() if p.grad is not None]
+    gradient = [p.grad.detach().clone() for _, p in trained_tensors(learner) if p.grad is not None]
     clear_gradient(learner)
     return sum(totals), gradient
 
 
 def clear_gradient(learner: Learner) -> None:
     """Forget what forward_backward added."""
-    for _, parameter in learner.named_tensors():
+    for _, parameter in trained_tensors(learner):
         parameter.grad = None
+
+
+def trained_tensors(learner: Learner) -> NamedTensors:
+    """Every tensor with a gradient: a critic's own weights belong to no policy."""
+    own: Callable[[], NamedTensors] = getattr(learner, "trained_tensors", learner.named_tensors)
+    return own()
 
 
 def gradient_distance(one: Gradient, other: Gradient) -> float:

@@ -46,7 +46,8 @@ def left_padded_logprobs(samples: Sequence[Sample], model: Any, temperature: flo
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     ids, mask, positions = (tensor.to(model.device) for tensor in (ids, mask, positions))
     implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    # Eager attention takes its softmax in float32, where a padded row of a float64 mask is all -inf and gives NaN.
+    model.set_attn_implementation("sdpa" if model.dtype == torch.float64 else "eager")
     try:
         with torch.no_grad():
             logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits

@@ -19,6 +19,7 @@ from posttrain.rollouts.group import Roller, roll_batch
 from posttrain.rollouts.rubric import Rubric
 from posttrain.tasks.chat import Chat
 from posttrain.tasks.order import TaskOrder
+from posttrain.tasks.preferences import KINDS, candidate_group
 from posttrain.tasks.taskset import TaskSet
 from posttrain.types import Ending, Group, Layout, Rollout, Sampling, Segment
 
@@ -119,7 +120,10 @@ async def first_sample(subject: Subject) -> list[Group]:
 
 
 def demonstrations(subject: Subject) -> list[Group]:
-    """The order's first demonstrations as groups of one."""
+    """The order's first demonstrations as groups of one, or its first tasks' given answers as groups."""
+    if subject.algorithm.needs.data in KINDS:
+        few = range(min(GROUPS, len(subject.tasks)))
+        return [candidate_group(subject.tasks[subject.order.index(p)], p, subject.chat) for p in few]
     groups = []
     for position in range(min(GROUPS * MEMBERS, len(subject.tasks))):
         task = subject.tasks[subject.order.index(position)]

@@ -83,16 +83,21 @@ class LocalLearner:
         reference_model: Any | None = None,
         seed: int = 0,
         critic: Critic | None = None,
+        teachers: Teachers | None = None,
     ) -> None:
         """Test the model's layouts and set up the optimizer.
 
         ``model`` is a transformers causal language model, or a peft model whose adapters train. ``temperature``
         divides the logits as in sampling. ``seed`` matters only to LoRA dropout. ``critic`` gives an algorithm its
-        values and trains with the policy. Raises ModelError or ConfigError.
+        values and trains with the policy. ``teachers`` give it divergences. Raises ModelError or ConfigError.
         """
         if needs.values and critic is None:
             raise ConfigError("the algorithm needs values, and the learner was given no critic; choose one without")
+        if needs.divergence is not None and teachers is None:
+            raise ConfigError("the algorithm needs a divergence from a teacher, and the learner was given none")
         self.config, self.model, self.needs, self.seed = config, model, needs, seed
+        self.teachers = teachers
+        """Who is imitated; None without distillation."""
         self.temperature = temperature
         """Divides the logits of every log-probability."""
         self.total_steps = total_steps
@@ -120,6 +125,9 @@ class LocalLearner:
         self._critic_optimizer = None if critic is None else build_adamw(critic.module, **decay)  # type: ignore[arg-type]
         if critic is not None and critic.support is not None:
             self._narrow_layouts("critic", critic.support)
+        if teachers is not None and not self.layouts <= teachers.layouts:
+            self.layouts &= teachers.layouts
+            self.layout_reason = teachers.layout_reason
         self._layers = checkpointed_layers(model) if config.gradient_checkpointing else []
         if config.gradient_checkpointing:
             enable_checkpointing(causal_model(model))
@@ -155,8 +163,11 @@ class LocalLearner:
         """Add the gradient of ``loss`` over the microbatch's trained tokens; return the loss's stats."""
         self._check_layout(microbatch)
         with torch.enable_grad(), self._training():
-            logprobs, entropy, values = self._forward(tensors(microbatch, self._device))
+            hidden, logprobs, entropy, values = self._forward(tensors(microbatch, self._device))
             batch = token_batch(microbatch, dtype=logprobs.dtype, device=self._device)
+            if self.teachers is not None and self.needs.divergence is not None:
+                divergence = self.teachers.divergence(microbatch, hidden, self._scorer, self.needs.divergence)
+                batch = replace(batch, divergence=divergence)
             result = loss(batch, logprobs, entropy, values)
             if result.total.requires_grad:
                 torch.autograd.backward(result.total)
