@@ -115,7 +115,8 @@ def _rows(tasks: Sequence[Any] | TaskSet, algorithm: Plug) -> TaskSet:
     """Rows in memory as what the algorithm trains on: prompts, or demonstrations."""
     if isinstance(tasks, TaskSet):
         return tasks
-    return task_set(tasks, for_imitation=not build_plug("algorithms", algorithm).needs.engine)
+    needs = build_plug("algorithms", algorithm).needs
+    return task_set(tasks, for_imitation=not needs.engine, data="demonstrations" if needs.engine else needs.data)
 
 
 def _apply(table: dict[str, Any], options: Mapping[str, Any]) -> None:

@@ -11,19 +11,22 @@ from typing import Any
 
 from posttrain.batches.pack import pack, pack_auto, pack_whole_groups
 from posttrain.checks.run import Subject
+from posttrain.config import Critic as CriticSettings
 from posttrain.config import Recipe, RewardPart
 from posttrain.errors import ConfigError, DataError, did_you_mean
 from posttrain.functional.reduce import MODES
 from posttrain.models.load import Loaded, load_model
 from posttrain.models.lora import add_lora
+from posttrain.models.values import Critic, build_critic
 from posttrain.plugs import build_plug, find_plug, validated
 from posttrain.protocols import Algorithm, Engine, Env, Learner, Packer, Reward, WeightSync
 from posttrain.rollouts.rubric import Part, Rubric
 from posttrain.tasks.chat import Chat
 from posttrain.tasks.order import TaskOrder
 from posttrain.tasks.overlong import drop_overlong
+from posttrain.tasks.preferences import KINDS
 from posttrain.tasks.source import TaskSet, load_tasks
-from posttrain.types import Task
+from posttrain.types import Needs, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +58,12 @@ def prepare(recipe: Recipe, *, tasks: TaskSet | None = None, held_out: TaskSet |
     refuse_contradictions(recipe, algorithm, rubric)
     for_imitation = not algorithm.needs.engine
     seed = recipe.run.seed
-    training = load_tasks(recipe.tasks, seed=seed, for_imitation=for_imitation) if tasks is None else tasks
-    refuse_unfit_tasks(training, recipe.algorithm.type, for_imitation=for_imitation)
+    data = algorithm.needs.data if for_imitation else "demonstrations"
+    training = load_tasks(recipe.tasks, seed=seed, for_imitation=for_imitation, data=data) if tasks is None else tasks
+    if data in KINDS:
+        refuse_lonely_tasks(training, recipe.algorithm.type, data)
+    else:
+        refuse_unfit_tasks(training, recipe.algorithm.type, for_imitation=for_imitation)
     if held_out is None and recipe.evaluation is not None:
         held_out = load_tasks(recipe.evaluation.tasks, seed=seed)
     return Prepared(
@@ -93,6 +100,10 @@ def refuse_contradictions(recipe: Recipe, algorithm: Algorithm, rubric: Rubric |
     """Raise ConfigError for combinations that would train nothing, or something else than was meant."""
     rollouts, batches, name = recipe.rollouts, recipe.batches, recipe.algorithm.type
     refuse_impossible_needs(name, algorithm)
+    refuse_unfit_critic(recipe, algorithm)
+    if batches.precompute_reference and (algorithm.needs.engine or not algorithm.needs.ref_logprobs):
+        why = "samples its rows anew" if algorithm.needs.engine else "uses no reference"
+        raise ConfigError(f"batches.precompute_reference = true has no use: algorithm '{name}' {why}. Remove it")
     source = "rollouts.prompts_per_step" if algorithm.needs.engine else "batches.demonstrations_per_step"
     groups = rollouts.prompts_per_step if algorithm.needs.engine else batches.demonstrations_per_step
     if batches.minibatches > groups:
@@ -141,6 +152,13 @@ def refuse_unfit_tasks(tasks: TaskSet, name: str, *, for_imitation: bool) -> Non
             if not for_imitation:
                 have, want = ("a demonstration", "a prompt, which does not end with an assistant message")
             raise DataError(f"{tasks.name}: task '{task.id}' is {have}; algorithm '{name}' trains on {want}")
+
+
+def refuse_lonely_tasks(tasks: TaskSet, name: str, data: str) -> None:
+    """Raise DataError for tasks that bring no answers along where an algorithm compares given answers."""
+    lonely = next((task for task in tasks if not task.candidates), None)
+    if lonely is not None:
+        raise DataError(f"{tasks.name}: task '{lonely.id}' has no candidates; algorithm '{name}' trains on {data}")
 
 
 def departures(recipe: Recipe) -> list[str]:
@@ -253,6 +271,7 @@ def assemble(prepared: Prepared, *, loaded: Loaded | None = None) -> Assembly:
     tasks, held_out = fit_tasks(prepared, chat, loaded.window)
     lora = recipe.model.lora
     reference = copy.deepcopy(loaded.model).requires_grad_(False) if needs.ref_logprobs and lora is None else None
+    critic = make_critic(recipe, loaded, needs)
     context = {
         "model": loaded.model if lora is None else add_lora(loaded.model, lora, recipe.run.seed),
         "tokenizer": loaded.tokenizer,
@@ -262,6 +281,7 @@ def assemble(prepared: Prepared, *, loaded: Loaded | None = None) -> Assembly:
         "total_steps": recipe.run.steps * recipe.batches.epochs * recipe.batches.minibatches,
         "needs": needs,
         "reference_model": reference,
+        "critic": critic,
         "window": loaded.window,
         "stop_ids": chat.stop_ids,
     }
@@ -279,6 +299,30 @@ def assemble(prepared: Prepared, *, loaded: Loaded | None = None) -> Assembly:
         held_out=held_out,
         notes=(*prepared.notes, *layout_notes, *skips(tasks), *skips(held_out, "held-out tasks")),
     )
+
+
+def make_critic(recipe: Recipe, loaded: Loaded, needs: Needs) -> Critic | None:
+    """The critic of an algorithm that needs values; a score head trains at the rate of the model it sits on."""
+    if not needs.values:
+        return None
+    rate = getattr(validated("learners", recipe.learner), "learning_rate", 1e-5)
+    usual = CriticSettings(shared=True, learning_rate=rate) if needs.scores else CriticSettings()
+    updates = recipe.batches.epochs * recipe.batches.minibatches
+    return build_critic(recipe.critic or usual, loaded, model=recipe.model, seed=recipe.run.seed, updates=updates)
+
+
+def refuse_unfit_critic(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Raise ConfigError for a [critic] section that nobody reads, or that is no score head where one is trained."""
+    name, critic = recipe.algorithm.type, recipe.critic
+    if critic is None:
+        return
+    if not algorithm.needs.values:
+        raise ConfigError(f"algorithm '{name}' needs no values, so the [critic] section would train nothing: remove it")
+    if algorithm.needs.scores and not critic.shared:
+        raise ConfigError(
+            f"algorithm '{name}' trains a score head on the model itself: write shared = true in [critic], or leave the "
+            "section out"
+        )
 
 
 def fit_tasks(prepared: Prepared, chat: Chat, window: int) -> tuple[TaskSet, TaskSet | None]:

@@ -50,6 +50,7 @@ def _sample(position: int, rollout: Rollout, segment: Segment, advantages: np.nd
     spread[mask] = advantages
     return Sample(
         ids=np.asarray(segment.ids, dtype=np.int64),
+        images=segment.images,
         loss_mask=mask,
         prompt_length=segment.prompt_length,
         group=position,
@@ -80,6 +81,7 @@ def weigh(samples: Sequence[Sample], streams: Mapping[str, str], *, constant: fl
         "rows": float((counts > 0).sum()),
         "tokens": float(counts.sum()),
         "groups": float(len(set(prompts.tolist()))),
+        **comparisons([sample for sample in samples if moves(sample, streams)]),
     }
     return [
         replace(
@@ -89,6 +91,28 @@ def weigh(samples: Sequence[Sample], streams: Mapping[str, str], *, constant: fl
         )
         for index, sample in enumerate(samples)
     ]
+
+
+def comparisons(samples: Sequence[Sample]) -> dict[str, float]:
+    """What losses on answers and on pairs of answers divide by, over the step's rows that move: see ``Sample.totals``.
+
+    Two rollouts of one group make a pair if their rewards differ; one without a reward (NaN) makes none.
+    """
+    rewards: dict[int, dict[int, float]] = {}
+    tokens: dict[tuple[int, int], int] = {}
+    for sample in samples:
+        rewards.setdefault(sample.group, {})[sample.rollout] = sample.reward
+        key = (sample.group, sample.rollout)
+        tokens[key] = tokens.get(key, 0) + int(sample.loss_mask.sum())
+    pairs = pair_tokens = comparing = 0
+    for group, of_group in rewards.items():
+        values = np.array(list(of_group.values()))
+        worse = (values[:, None] > values[None, :]).sum(1)
+        pairs += int(worse.sum())
+        pair_tokens += sum(int(n) * tokens[group, rollout] for n, rollout in zip(worse, of_group, strict=True))
+        comparing += bool(worse.any())
+    counts = {"rollouts": len(tokens), "pairs": pairs, "pair_tokens": pair_tokens, "comparing": comparing}
+    return {name: float(count) for name, count in counts.items()}
 
 
 def _spread(sample: Sample, part: str, weight: float) -> np.ndarray:

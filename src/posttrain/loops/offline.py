@@ -1,6 +1,6 @@
 """Offline training: groups come from disk instead of an engine, everything after the group is the same.
 
-draw     consumes the task order, produces demonstrations as groups of one
+draw     consumes the task order, produces groups: a demonstration is a group of one, given answers are one group
 build    consumes them, produces samples
 learn    consumes samples, produces new weights
 record   consumes all of it, produces the step's line and ledger entries
@@ -14,6 +14,7 @@ from posttrain.batches.build import build_samples
 from posttrain.loops.numbers import sample_numbers
 from posttrain.loops.session import Clock, Session, step_numbers
 from posttrain.loops.sync import carry, learn
+from posttrain.tasks.preferences import KINDS, candidate_group
 from posttrain.types import Ending, Group, Rollout, Task
 
 
@@ -70,7 +71,9 @@ def draw(session: Session) -> list[Group]:
 
 
 def demonstration_group(session: Session, position: int, task: Task) -> Group:
-    """A demonstration as a group of one rollout without a reward."""
+    """A demonstration as a group of one rollout without a reward; given answers as rollouts with rewards."""
+    if session.algorithm.needs.data in KINDS:
+        return candidate_group(task, position, session.chat)
     rollout = Rollout(
         task=task,
         index=0,

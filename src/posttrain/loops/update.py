@@ -15,7 +15,7 @@ from posttrain.batches.build import moves, moving, scatter, split_minibatches, w
 from posttrain.batches.watch import watched
 from posttrain.config import Batches
 from posttrain.protocols import Algorithm, Learner, Packer
-from posttrain.types import Sample, Stat, StepStats, merge_stats
+from posttrain.types import Ending, Sample, Stat, StepStats, merge_stats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +45,7 @@ def update(
 ) -> Update:
     """Run every optimizer step of the batch; ``between`` is called after each microbatch (progress, threads)."""
     anchored = algorithm.needs.old_logprobs or batches.epochs * batches.minibatches > 1
+    samples = extended(algorithm, samples)
     samples = with_anchors(samples, learner, algorithm, pack, anchored=anchored)
     samples = refined(algorithm, samples)
     stats: list[Mapping[str, Stat]] = []
@@ -61,6 +62,8 @@ def update(
             if alive:
                 steps.append(learner.step())
     merged = {name: per_step(name, stat, len(steps)) for name, stat in merge_stats(stats).items()}
+    own: Mapping[str, float] = getattr(algorithm, "numbers", dict)()
+    merged |= {name: Stat(kind="mean", value=number) for name, number in own.items()}
     return Update(stats=merged, steps=tuple(steps), computed=computed, still=still)
 
 
@@ -88,10 +91,43 @@ def with_anchors(
     if anchored:
         values = own_logprobs(alive, learner, pack)
         alive = [replace(sample, old_logprobs=row) for sample, row in zip(alive, values, strict=True)]
+    if algorithm.needs.values and not algorithm.needs.scores:
+        alive = with_values(alive, learner, pack)
     result = list(samples)
     for place, sample in zip(places, alive, strict=True):
         result[place] = sample
     return result
+
+
+def with_values(samples: Sequence[Sample], learner: Learner, pack: Packer) -> list[Sample]:
+    """Add the critic's value of the state before each trained token and, where a limit cut a rollout off, behind it.
+
+    The value behind a row is that of a further token, which no forward computes.
+    """
+    longer = [bootstrapped(sample) for sample in samples]
+    found: dict[int, np.ndarray] = {}
+    for microbatch in pack(longer):
+        values = learner.values(microbatch)  # type: ignore[attr-defined]
+        for sample, row in zip(microbatch.samples, scatter(microbatch.samples, values), strict=True):
+            found[id(sample)] = row
+    rows = [found[id(sample)] for sample in longer]
+    return [
+        replace(sample, values=row[: len(sample)], bootstrap=float(row[-1]) if len(row) > len(sample) else 0.0)
+        for sample, row in zip(samples, rows, strict=True)
+    ]
+
+
+def bootstrapped(sample: Sample) -> Sample:
+    """The row with one more trained token behind it if a limit cut its rollout off, else as it is."""
+    if sample.ending is not Ending.LENGTH or not sample.loss_mask.any():
+        return sample
+    return replace(sample, ids=np.append(sample.ids, 0), loss_mask=np.append(sample.loss_mask, True))
+
+
+def extended(algorithm: Algorithm, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples and what further rows the algorithm compares them with, if it does."""
+    extend = getattr(algorithm, "extend", None)
+    return list(samples) if extend is None else extend(samples)
 
 
 def refined(algorithm: Algorithm, samples: Sequence[Sample]) -> list[Sample]:

@@ -61,6 +61,7 @@ def token_batch(microbatch: Microbatch, *, dtype: torch.dtype, device: torch.dev
 
     rollout = _select(samples, [sample.rollout_logprobs for sample in samples])
     turns = _select(samples, [sample.turns for sample in samples])
+    selected = optional("selected")
     return TokenBatch(
         samples=torch.as_tensor(np.repeat(np.arange(len(samples)), counts), device=device),
         sample_count=len(samples),
@@ -71,10 +72,12 @@ def token_batch(microbatch: Microbatch, *, dtype: torch.dtype, device: torch.dev
         ref_logprobs=optional("ref_logprobs"),
         teacher_logprobs=optional("teacher_logprobs"),
         turns=torch.as_tensor(turns, dtype=torch.int64, device=device),
+        selected=None if selected is None else selected.bool(),
         old_values=optional("values"),
         returns=optional("returns"),
         groups=torch.tensor([sample.group for sample in samples], dtype=torch.int64, device=device),
         rewards=torch.tensor([sample.reward for sample in samples], dtype=dtype, device=device),
+        rollouts=torch.tensor([sample.rollout for sample in samples], dtype=torch.int64, device=device),
         totals=samples[0].totals if samples else {},
     )
 
