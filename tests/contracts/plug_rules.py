@@ -28,6 +28,7 @@ CONTEXT = {
     "total_steps",
     "needs",
     "reference_model",
+    "critic",
     "window",
     "stop_ids",
     "name",

@@ -17,19 +17,21 @@ def watched(loss: LossFunction) -> LossFunction:
     def call(batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None, values: Tensor | None) -> Loss:
         result = loss(batch, logprobs, entropy, values)
         with torch.no_grad():
-            stats = watch(batch, logprobs, entropy)
+            stats = watch(batch, logprobs, entropy, values)
         return Loss(total=result.total, stats={**stats, **result.stats})
 
     return call
 
 
-def watch(batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None) -> dict[str, Stat]:
+def watch(batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None, values: Tensor | None = None) -> dict[str, Stat]:
     """Canonical metric names to stats over the trained tokens of one microbatch."""
     stats = {"tokens/trained": Stat(kind="sum", value=float(len(logprobs)))}
     if not len(logprobs):
         return stats
     if entropy is not None:
         stats["entropy"] = _mean(entropy)
+    if values is not None:
+        stats["value/mean"] = _mean(values)
     if batch.old_logprobs is not None:
         ratio = token_ratio(logprobs, batch.old_logprobs)
         stats["ratio/mean"] = _mean(ratio)

@@ -159,17 +159,18 @@ def read_behind(sample: Sample, places: Sequence[int] | np.ndarray) -> Sample:
     mask = np.zeros(len(sample) + 1, bool)
     mask[behind + 1] = True
     arrays = ("old_logprobs", "ref_logprobs", "teacher_logprobs", "values", "returns", "mismatch")
-    known: dict[str, Any] = {name: getattr(sample, name) for name in arrays}
+    known = {name: getattr(sample, name) for name in arrays}
+    longer: dict[str, Any] = {name: np.append(array, np.nan) for name, array in known.items() if array is not None}
     return replace(
         sample,
         ids=np.append(sample.ids, 0),
         loss_mask=mask,
-        advantages=np.append(np.zeros(len(sample)), 0.0),
+        advantages=np.zeros(len(mask)),
         rollout_logprobs=np.full(len(mask), np.nan),
         versions=np.append(sample.versions, -1),
         turns=np.append(sample.turns, -1),
         token_weight={name: np.append(weight, 0.0) for name, weight in sample.token_weight.items()},
-        **{name: np.append(array, np.nan) for name, array in known.items() if array is not None},
+        **longer,
     )
 
 

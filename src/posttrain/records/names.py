@@ -103,6 +103,8 @@ _TOKEN = _table(
         ("logprob/mean", "nats", "Mean log-probability of the trained tokens."),
         ("accuracy", "share", "Trained tokens, or preference pairs, that the model ranks first."),
         ("value/mean", "reward", "Mean of the critic's values."),
+        ("value/clip_share", "share", "Tokens at which the value clip stops the critic."),
+        ("return/mean", "reward", "Mean of what the critic is to predict."),
         ("value/explained", "share", "Share of the returns' variance that the critic explains; may be negative."),
     ],
 )
@@ -113,6 +115,8 @@ _STEP = _table(
         ("loss/<part>", "loss", "One part of the loss, with its factor."),
         ("grad_norm", "norm", "Norm of the whole gradient before clipping."),
         ("learning_rate", "rate", "Learning rate of the step."),
+        ("kl_coefficient", "factor", "Factor of the KL penalty in this step."),
+        ("entropy_coefficient", "factor", "Factor of the entropy bonus in this step."),
         ("steps/nonfinite", "steps", "1 if the step was skipped because its loss or gradient was not finite."),
         ("steps/nonfinite_in_a_row", "steps", "Skipped steps since the last good one."),
         ("tokens/sampled", "tokens", "Tokens the engine sampled for the step."),
