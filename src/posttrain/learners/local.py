@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from posttrain.models.rows import RowTensors, tensors, token_batch
 from posttrain.models.scoring import Scorer, causal_model
 from posttrain.models.selftest import Support, supported_layouts
 from posttrain.models.storage import has_adapter, load_weights, save_weights
+from posttrain.models.teacher import Teachers
 from posttrain.models.values import Critic
 from posttrain.protocols import LossFunction, NamedTensors
 from posttrain.types import Layout, Microbatch, Needs, Stat, StepStats
@@ -262,21 +264,24 @@ class LocalLearner:
         """First optimizer steps in which only the critic trains."""
         return 0 if self._critic is None else self._critic.warmup_steps
 
-    def _forward(self, rows: RowTensors) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return (log-probabilities, entropy, values) [N] of the trained tokens.
+    def _forward(self, rows: RowTensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return hidden states [N, hidden size] and (log-probabilities, entropy, values) [N] of the trained tokens.
 
         While the critic warms up the policy's part has no gradient. An algorithm of scores has no policy: its
         log-probabilities are not computed (zeros), and there is no entropy.
         """
-        if self._critic is None or not len(rows.sources):
-            logprobs, entropy = self._scorer.score(rows, entropy_gradient=self.needs.entropy)
-            return logprobs, entropy, None if self._critic is None else logprobs.clone()
         with torch.set_grad_enabled(self.calls >= self._frozen):
             hidden = self._scorer.hidden(rows, rows.plan)
-            if not self.needs.scores:
+            if not self.needs.scores or not len(rows.sources):
                 logprobs, entropy = self._scorer.read(hidden, rows.targets, entropy_gradient=self.needs.entropy)
+        if self._critic is None or not len(rows.sources):
+            return hidden, logprobs, entropy, None if self._critic is None else logprobs.clone()
         values = self._critic.values(rows, hidden)
-        return (torch.zeros_like(values), None, values) if self.needs.scores else (logprobs, entropy, values)
+        return (
+            (hidden, torch.zeros_like(values), None, values)
+            if self.needs.scores
+            else (hidden, logprobs, entropy, values)
+        )
 
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for name, parameter in self.trained_tensors()}
