@@ -328,7 +328,8 @@ def _list_item(items: list[Any], part: str, override: str, *, want_index: bool =
 def write_recipe(recipe: Recipe, path: Path) -> None:
     """Write the resolved recipe as TOML; reading it back gives the same recipe.
 
-    A function becomes ``module:name``, and None is written as ``none`` where it is not the default.
+    A function becomes ``module:name`` (with ``<`` in the name if it cannot be imported by it), and None is written as
+    ``none`` where it is not the default.
     """
     path.write_text(tomli_w.dumps(plain(recipe)), encoding="utf-8")
 
@@ -344,7 +345,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
     if callable(value):
-        return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+        return f"{value.__module__}:{getattr(value, '__qualname__', f'<{type(value).__qualname__}>')}"
     if value is None:
         return "none"
     return str(value) if isinstance(value, Path) else value

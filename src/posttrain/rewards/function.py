@@ -30,6 +30,11 @@ from posttrain.types import Outcome, Rollout, Score, Task
 
 __all__ = ["Config", "Function"]
 
+FROM_PYTHON = (
+    "was given from Python and cannot be found by that name: continue its run with "
+    "posttrain.resume(run, reward=the_function)"
+)
+
 Verdict = tuple[str, float | None, str]
 """Outcome, value and detail: a score as plain data."""
 
@@ -203,6 +208,8 @@ def load(function: str | Callable[..., Any]) -> Callable[..., Any]:
     module_name, separator, attribute = function.partition(":")
     if not separator or not module_name or not attribute:
         raise ConfigError(f"reward function {function!r} is not module:function, for example my_rewards:brevity")
+    if "<" in attribute:
+        raise ConfigError(f"reward function {function!r} {FROM_PYTHON}")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a file beside the recipe, as `python file.py` would find it
     try:
@@ -213,6 +220,8 @@ def load(function: str | Callable[..., Any]) -> Callable[..., Any]:
             "It must be installed or lie in the current folder."
         ) from error
     found = getattr(module, attribute, None)
+    if module_name == "__main__" and not callable(found):
+        raise ConfigError(f"reward function {function!r} {FROM_PYTHON}")
     if not callable(found):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise ConfigError(f"module '{module_name}' has no function '{attribute}'.{did_you_mean(attribute, known)}")
