@@ -31,6 +31,7 @@ CONTEXT = {
     "critic",
     "window",
     "stop_ids",
+    "token_limit",
     "name",
 }
 """Constructor parameters that the assembly knows by name."""

@@ -7,7 +7,8 @@ Assumes rollouts of one group share one prompt, so that their mean reward is a f
     L     = 1/G sum_i 1/|o_i| sum_t [ -min(r_it A_i, clip(r_it, 1 - clip_low, 1 + clip_high) A_i) + beta k3_it ]
 
 Defaults are the paper's (section 4.2: beta 0.04, one update per batch; clip 0.2 is PPO's). The paper writes std
-without saying which; the sample standard deviation (ddof 1) is what its released code and its descendants use.
+without saying which; the sample standard deviation (ddof 1) is what its released code and its descendants use. A KL
+in the reward is taken from each token on, after the group's statistics, so that they do not contain it.
 """
 
 from __future__ import annotations
@@ -16,31 +17,32 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from posttrain.config import Settings
-from posttrain.functional.groups import centred, degenerate, leave_one_out
-from posttrain.functional.kl import ESTIMATORS, Estimator
+from posttrain.functional.groups import centred, leave_one_out
 from posttrain.functional.ratios import token_ratio
-from posttrain.functional.surrogates import clip_sides, clipped
-from posttrain.types import Group, Loss, Needs, Stat, TokenBatch
+from posttrain.functional.surrogates import clipped
+from posttrain.policy_gradient import (
+    GroupScale,
+    PlacedKL,
+    anchor,
+    by_group,
+    clip_shares,
+    kl_term,
+    less_kl_to_go,
+    weighted,
+)
+from posttrain.types import Group, Loss, Needs, Sample, TokenBatch
 
 __all__ = ["GRPO", "Config"]
 
 
-class Config(Settings):
+class Config(GroupScale, PlacedKL):
     """Every term of the formula; the defaults are the paper."""
 
     centre: Literal["group_mean", "leave_one_out"] = "group_mean"
     """What is taken from each reward."""
-    scale: Literal["group_std", "none"] = "group_std"
-    """What the centred reward is divided by."""
-    ddof: Literal[0, 1] = 1
-    """Degrees of freedom taken from the standard deviation."""
-    epsilon: float = Field(1e-6, ge=0)
-    """Added to the standard deviation."""
     clip_low: float = Field(0.2, gt=0, le=1)
     """How far below 1 the ratio may push."""
     clip_high: float = Field(0.2, gt=0)
@@ -51,8 +53,6 @@ class Config(Settings):
     """Token weights: see posttrain.functional.reduce."""
     kl_coefficient: float = Field(0.04, ge=0)
     """beta; 0 needs no reference model."""
-    kl_estimator: Estimator = "k3"
-    """Estimator of the KL to the reference, inside the loss."""
     entropy_coefficient: float = 0.0
     """Bonus on the entropy of each trained position."""
     drop_degenerate: bool = False
@@ -64,16 +64,14 @@ class GRPO:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        streams = {"policy": config.reduction}
-        if config.kl_coefficient:
-            streams["kl"] = config.reduction
-        if config.entropy_coefficient:
-            streams["entropy"] = config.reduction
+        self.refine = self._less_kl if config.kl_coefficient and config.kl_in_reward else None
+        bonus = {"entropy": config.reduction} if config.entropy_coefficient else {}
         self.needs = Needs(
             group_size=2,
-            ref_logprobs=bool(config.kl_coefficient),
-            entropy=bool(config.entropy_coefficient),
-            streams=streams,
+            ref_logprobs=config.kl_coefficient > 0,
+            old_logprobs=self.refine is not None,
+            entropy=bool(bonus),
+            streams={"policy": config.reduction, **config.kl_streams, **bonus},
         )
 
     def keep(self, group: Group) -> bool:
@@ -82,35 +80,26 @@ class GRPO:
 
     def advantages(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
         """One number per rollout, from its group's rewards."""
-        return [[np.asarray(a) for a in self._group(group)] for group in groups]
+        return by_group(groups, self._group)
 
-    def _group(self, group: Group) -> list[float]:
-        rewards = torch.tensor(group.rewards, dtype=torch.float64)
-        baseline = {"group_mean": centred, "leave_one_out": leave_one_out}[self.config.centre]
-        numerator = baseline(rewards)
-        if self.config.scale == "none" or degenerate(rewards):
-            return numerator.tolist()
-        return (numerator / (rewards.std(correction=self.config.ddof) + self.config.epsilon)).tolist()
+    def _group(self, rewards: Tensor) -> Tensor:
+        plain, config = centred(rewards), self.config
+        numerator = leave_one_out(rewards) if config.centre == "leave_one_out" else plain
+        if config.scale == "none" or not bool(plain.any()):
+            return numerator
+        return numerator / (rewards.std(correction=config.ddof) + config.epsilon)
+
+    def _less_kl(self, samples: Sequence[Sample]) -> list[Sample]:
+        return less_kl_to_go(samples, self.config.kl_coefficient)
 
     def loss(self, batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None, values: Tensor | None) -> Loss:
         """Clipped surrogate + beta x KL - coefficient x entropy, each with its own token weights."""
         config = self.config
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        ratio = token_ratio(logprobs, old)
         bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+        ratio = token_ratio(logprobs, anchor(batch, logprobs))
         policy = clipped(ratio, batch.advantages, dual_clip=config.dual_clip, **bounds)
-        parts = {"policy": (batch.token_weight["policy"] * policy).sum()}
-        if config.kl_coefficient:
-            assert batch.ref_logprobs is not None
-            kl = ESTIMATORS[config.kl_estimator](logprobs, batch.ref_logprobs)
-            parts["kl"] = config.kl_coefficient * (batch.token_weight["kl"] * kl).sum()
+        parts = {"policy": policy, **kl_term(config, batch, logprobs)}
         if config.entropy_coefficient:
             assert entropy is not None
-            parts["entropy"] = -config.entropy_coefficient * (batch.token_weight["entropy"] * entropy).sum()
-        total = torch.stack(list(parts.values())).sum()
-        low, high = clip_sides(ratio.detach(), batch.advantages, **bounds)
-        stats = {f"loss/{name}": Stat(kind="sum", value=float(part.detach())) for name, part in parts.items()}
-        stats["loss"] = Stat(kind="sum", value=float(total.detach()))
-        stats["clip_share/low"] = Stat(kind="mean", value=float(low.sum()), count=len(low))
-        stats["clip_share/high"] = Stat(kind="mean", value=float(high.sum()), count=len(high))
-        return Loss(total=total, stats=stats)
+            parts["entropy"] = -config.entropy_coefficient * entropy
+        return weighted(batch, parts, clip_shares(ratio, batch.advantages, **bounds))
