@@ -32,8 +32,14 @@ PRETRAINED: Mapping[str, Any] = {
     "tasks": {"generator": "sort", "options": {"split": "train", "style": "words"}},
     "held_out": {"generator": "sort", "options": {"split": "test", "style": "words"}, "limit": 24},
     "max_new_tokens": 16,
-    "sft": {"steps": 20, "demonstrations_per_step": 16, "learning_rate": 2e-4, "warmup_steps": 3},
-    "grpo": {"steps": 12, "prompts_per_step": 8, "learning_rate": 2e-4},
+    "sft": {
+        "steps": 30,
+        "demonstrations_per_step": 16,
+        "learning_rate": 1e-4,
+        "warmup_steps": 3,
+        "stop_at_loss": 0.5,
+    },
+    "grpo": {"steps": 15, "prompts_per_step": 8, "learning_rate": 2e-4},
     "lora": {"rank": 16, "alpha": 32.0},
 }
 """Sort three numbers with a pretrained model and LoRA."""

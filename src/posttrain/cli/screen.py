@@ -207,7 +207,8 @@ def show_result(result: Result) -> None:
 def show_evaluations(rows: Sequence[tuple[str, EvalResult]]) -> None:
     """Several evaluations as one table, each pass@k with its 95 % interval over prompts, and the protocol below."""
     ks = sorted({k for _, result in rows for k in result.pass_at})
-    table = Table("weights")
+    table = Table()
+    table.add_column("weights", min_width=10, overflow="fold")
     for name in (*(f"pass@{k}" for k in ks), "majority", "cut off", "length"):
         table.add_column(name, no_wrap=True)
     for label, result in rows:
@@ -224,9 +225,9 @@ def show_evaluations(rows: Sequence[tuple[str, EvalResult]]) -> None:
 
 
 def interval_text(interval: object) -> str:
-    """``44.1 % (40.2 to 48.0)``."""
+    """``44.1% (40.2–48.0)``."""
     mean, low, high = (getattr(interval, name) for name in ("mean", "low", "high"))
-    return f"{mean:.1%} ({low:.1%} to {high:.1%})"
+    return f"{mean:.1%} ({low * 100:.1f}–{high * 100:.1f})"
 
 
 def _clock(seconds: float) -> str:
