@@ -116,7 +116,7 @@ def _rows(tasks: Sequence[Any] | TaskSet, algorithm: Plug) -> TaskSet:
     if isinstance(tasks, TaskSet):
         return tasks
     needs = build_plug("algorithms", algorithm).needs
-    return task_set(tasks, for_imitation=not needs.engine, data="demonstrations" if needs.engine else needs.data)
+    return task_set(tasks, for_imitation=needs.demonstrated, data="demonstrations" if needs.engine else needs.data)
 
 
 def _apply(table: dict[str, Any], options: Mapping[str, Any]) -> None:

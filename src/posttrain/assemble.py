@@ -26,6 +26,7 @@ from posttrain.tasks.order import TaskOrder
 from posttrain.tasks.overlong import drop_overlong
 from posttrain.tasks.preferences import KINDS
 from posttrain.tasks.source import TaskSet, load_tasks
+from posttrain.teachers import load_teachers, refuse_wrong_teachers, sorted_by_teacher
 from posttrain.types import Needs, Task
 
 
@@ -56,7 +57,7 @@ def prepare(recipe: Recipe, *, tasks: TaskSet | None = None, held_out: TaskSet |
         validated(folder, plug)
     rubric = build_rubric(recipe.rewards) if recipe.rewards else None
     refuse_contradictions(recipe, algorithm, rubric)
-    for_imitation = not algorithm.needs.engine
+    for_imitation = algorithm.needs.demonstrated
     seed = recipe.run.seed
     data = algorithm.needs.data if for_imitation else "demonstrations"
     training = load_tasks(recipe.tasks, seed=seed, for_imitation=for_imitation, data=data) if tasks is None else tasks
@@ -64,6 +65,7 @@ def prepare(recipe: Recipe, *, tasks: TaskSet | None = None, held_out: TaskSet |
         refuse_lonely_tasks(training, recipe.algorithm.type, data)
     else:
         refuse_unfit_tasks(training, recipe.algorithm.type, for_imitation=for_imitation)
+    refuse_wrong_teachers(recipe, algorithm.needs, training.tasks)
     if held_out is None and recipe.evaluation is not None:
         held_out = load_tasks(recipe.evaluation.tasks, seed=seed)
     return Prepared(
@@ -112,7 +114,7 @@ def refuse_contradictions(recipe: Recipe, algorithm: Algorithm, rubric: Rubric |
             "a group is never split over optimizer steps"
         )
     if algorithm.needs.engine:
-        if rubric is None:
+        if rubric is None and algorithm.needs.rewarded:
             raise ConfigError(
                 f"algorithm '{name}' learns from rewards, and the recipe has none: add a [[rewards]] part"
             )
@@ -134,14 +136,12 @@ def refuse_contradictions(recipe: Recipe, algorithm: Algorithm, rubric: Rubric |
 
 
 def refuse_impossible_needs(name: str, algorithm: Algorithm) -> None:
-    """Raise ConfigError for token weights that do not exist, and for a teacher that nobody can give."""
+    """Raise ConfigError for token weights that do not exist."""
     for part, mode in algorithm.needs.streams.items():
         if mode not in MODES:
             raise ConfigError(
                 f"algorithm '{name}': no reduction '{mode}' for its {part} loss.{did_you_mean(mode, MODES)}"
             )
-    if algorithm.needs.teacher_logprobs:
-        raise ConfigError(f"algorithm '{name}' needs a teacher's log-probabilities, and a recipe cannot name a teacher")
 
 
 def refuse_unfit_tasks(tasks: TaskSet, name: str, *, for_imitation: bool) -> None:
@@ -268,7 +268,10 @@ def assemble(prepared: Prepared, *, loaded: Loaded | None = None) -> Assembly:
     recipe, needs = prepared.recipe, prepared.algorithm.needs
     loaded = load_model(recipe.model, seed=recipe.run.seed) if loaded is None else loaded
     chat = Chat(loaded.tokenizer, eos_ids=loaded.generation_eos_ids)
-    tasks, held_out = fit_tasks(prepared, chat, loaded.window)
+    temperature = recipe.rollouts.temperature if needs.engine else 1.0
+    taught = load_teachers(recipe, needs, loaded, chat, temperature=temperature)
+    window = loaded.window if taught is None else taught.window
+    tasks, held_out = fit_tasks(prepared, chat, window)
     lora = recipe.model.lora
     reference = copy.deepcopy(loaded.model).requires_grad_(False) if needs.ref_logprobs and lora is None else None
     critic = make_critic(recipe, loaded, needs)
@@ -277,12 +280,13 @@ def assemble(prepared: Prepared, *, loaded: Loaded | None = None) -> Assembly:
         "tokenizer": loaded.tokenizer,
         "chat": chat,
         "seed": recipe.run.seed,
-        "temperature": recipe.rollouts.temperature if needs.engine else 1.0,
+        "temperature": temperature,
         "total_steps": recipe.run.steps * recipe.batches.epochs * recipe.batches.minibatches,
         "needs": needs,
         "reference_model": reference,
         "critic": critic,
-        "window": loaded.window,
+        "teachers": None if taught is None else taught.teachers,
+        "window": window,
         "stop_ids": chat.stop_ids,
     }
     learner = build_plug("learners", recipe.learner, **context)
@@ -294,10 +298,16 @@ def assemble(prepared: Prepared, *, loaded: Loaded | None = None) -> Assembly:
         engine=build_plug("engines", recipe.engine, **context),
         learner=learner,
         weight_sync=build_plug("weight_sync", recipe.weight_sync),
-        pack=packer,
+        pack=packer if taught is None else sorted_by_teacher(packer, taught.teachers),
         tasks=tasks,
         held_out=held_out,
-        notes=(*prepared.notes, *layout_notes, *skips(tasks), *skips(held_out, "held-out tasks")),
+        notes=(
+            *prepared.notes,
+            *(taught.notes if taught else ()),
+            *layout_notes,
+            *skips(tasks),
+            *skips(held_out, "held-out tasks"),
+        ),
     )
 
 

@@ -46,3 +46,13 @@ class Needs:
     """Each group gets one more rollout at temperature 0, which is scored but does not train."""
     refill: int = 0
     """How often a batch that ``keep`` has thinned is filled up with new groups, at most."""
+
+    @property
+    def demonstrated(self) -> bool:
+        """True if its tasks bring an answer to imitate along."""
+        return not self.engine or self.on_policy < 1
+
+    @property
+    def rewarded(self) -> bool:
+        """True if what it samples must be scored: a teacher's word alone needs no reward."""
+        return self.engine and "policy" in self.streams

@@ -28,6 +28,7 @@ CONTEXT = {
     "total_steps",
     "needs",
     "reference_model",
+    "teachers",
     "critic",
     "window",
     "stop_ids",
