@@ -25,6 +25,9 @@ from posttrain.loops.update import Update, update
 from posttrain.rollouts.group import Roller, Tally, roll_batch
 from posttrain.types import Group, Outcome, Receipt, Sample, Task
 
+NOTED_SHARE = 0.01
+"""Share of rollouts without a reward above which the step says why."""
+
 
 async def train(session: Session) -> None:
     """Train until the recipe's last batch, or until somebody asks to stop."""
@@ -84,6 +87,8 @@ async def generate(session: Session, drawn: Sequence[tuple[int, Task]]) -> tuple
         drawn, group_size=rollouts.group_size, seed_of=session.order.rollout_seed, roller=roller
     )
     refuse_broken_rewards(tally, session.recipe.run.max_failed_share)
+    if tally.failed_share > NOTED_SHARE:
+        session.progress.note(f"{tally.failed} of {tally.rollouts} rollouts have no reward: {first_reasons(tally)}")
     session.journal.scored(groups)
     for group in groups[:1]:
         session.progress.sample(group)
@@ -93,11 +98,16 @@ async def generate(session: Session, drawn: Sequence[tuple[int, Task]]) -> tuple
 def refuse_broken_rewards(tally: Tally, limit: float) -> None:
     """Raise RewardError where so many rollouts could not be scored that the rest would mislead."""
     if tally.failed_share > limit:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in list(tally.reasons.items())[:3])
         raise RewardError(
             f"{tally.failed} of {tally.rollouts} rollouts have no reward, more than run.max_failed_share = {limit:g} "
-            f"allows. Nothing was trained on this batch. Reasons: {reasons or 'no part applied to them'}"
+            f"allows. Nothing was trained on this batch. Reasons: {first_reasons(tally)}"
         )
+
+
+def first_reasons(tally: Tally) -> str:
+    """The most frequent reasons why rollouts have no reward."""
+    most = sorted(tally.reasons.items(), key=lambda item: -item[1])[:3]
+    return "; ".join(f"{count} x {reason}" for reason, count in most) or "no part applied to them"
 
 
 def judge(session: Session, groups: Sequence[Group]) -> tuple[list[Group], list[list[np.ndarray]]]:
