@@ -21,8 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from posttrain.config import Settings
-from posttrain.errors import ConfigError, RecordError
+from posttrain.errors import ConfigError, ModelError, RecordError
 from posttrain.models.checkpointing import checkpointed_layers, enable_checkpointing
+from posttrain.models.collision import tiled_collision
 from posttrain.models.heads import KEEP_BYTES, TILE_BYTES
 from posttrain.models.optimizer import (
     Schedule,
@@ -170,6 +171,9 @@ class LocalLearner:
             if self.teachers is not None and self.needs.divergence is not None:
                 divergence = self.teachers.divergence(microbatch, hidden, self._scorer, self.needs.divergence)
                 batch = replace(batch, divergence=divergence)
+            if self.needs.collision:
+                limits = {"temperature": self.temperature, "tile_bytes": self.config.tile_bytes}
+                batch = replace(batch, log_collision=tiled_collision(hidden, self._scorer.head, **limits))
             result = loss(batch, logprobs, entropy, values)
             if result.total.requires_grad:
                 torch.autograd.backward(result.total)
@@ -247,7 +251,7 @@ class LocalLearner:
             if self._critic is not None and self._critic_optimizer is not None:
                 self._critic.load(folder)
                 restore_optimizer(self._critic_optimizer, self._names(), load_file(folder / CRITIC_OPTIMIZER))
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError, ModelError) as error:
             raise RecordError(
                 f"learner state in {folder} cannot be read: {error!r}. Use an older checkpoint"
             ) from error
