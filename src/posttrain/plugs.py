@@ -18,6 +18,7 @@ import pydantic
 
 from posttrain.config import Plug, validate
 from posttrain.errors import ConfigError, did_you_mean
+from posttrain.presets.read import with_preset
 
 
 def plug_names(folder: str) -> list[str]:
@@ -57,11 +58,15 @@ def _own_plug(folder: str, name: str) -> tuple[type[pydantic.BaseModel] | None, 
 
 
 def validated(folder: str, plug: Plug) -> Any:
-    """The plug's own Config built from the section's options, or the bare options where it has none."""
+    """The plug's own Config built from the section's options, or the bare options where it has none.
+
+    An algorithm may name a ``preset``, whose options lie under its own (see `posttrain.presets`).
+    """
     config_class, _ = find_plug(folder, plug.type)
     if config_class is None:
         return plug.options
-    return validate(config_class, plug.options, where=f"{folder} '{plug.type}'")
+    options = with_preset(plug.type, plug.options) if folder == "algorithms" else plug.options
+    return validate(config_class, options, where=f"{folder} '{plug.type}'")
 
 
 def build_plug(folder: str, plug: Plug, **context: Any) -> Any:

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from posttrain.functional.groups import centred, leave_one_out
+from posttrain.functional.groups import centred, leave_one_out, leave_one_out_std
 from posttrain.functional.ratios import token_ratio
 from posttrain.functional.surrogates import clipped
 from posttrain.policy_gradient import (
@@ -43,6 +44,8 @@ class Config(GroupScale, PlacedKL):
 
     centre: Literal["group_mean", "leave_one_out"] = "group_mean"
     """What is taken from each reward."""
+    scale: Literal["group_std", "leave_one_out_std", "none"] = "group_std"  # type: ignore[assignment]
+    """What the centred reward is divided by; leave_one_out_std is NeMo-RL's (see its preset for what it does)."""
     clip_low: float = Field(0.2, gt=0, le=1)
     """How far below 1 the ratio may push."""
     clip_high: float = Field(0.2, gt=0)
@@ -87,6 +90,9 @@ class GRPO:
         numerator = leave_one_out(rewards) if config.centre == "leave_one_out" else plain
         if config.scale == "none" or not bool(plain.any()):
             return numerator
+        if config.scale == "leave_one_out_std":
+            std = leave_one_out_std(rewards, ddof=config.ddof)
+            return numerator / torch.where(std > 0, std + config.epsilon, torch.ones_like(std))
         return numerator / (rewards.std(correction=config.ddof) + config.epsilon)
 
     def _less_kl(self, samples: Sequence[Sample]) -> list[Sample]:

@@ -28,6 +28,19 @@ def leave_one_out(rewards: Tensor, *, tolerance: float = 0.0) -> Tensor:
     return centred(rewards, tolerance=tolerance) * (rewards.numel() / max(rewards.numel() - 1, 1))
 
 
+def leave_one_out_std(rewards: Tensor, *, ddof: int = 1) -> Tensor:
+    """Standard deviation of the others' rewards, [G]; exactly 0 where they are equal. NeMo-RL's scale, kept to compare.
+
+    Where the others agree there is no scale: a lone outlier keeps its centred reward while everybody else is scaled.
+    """
+    count = rewards.numel()
+    others = torch.stack([torch.cat([rewards[:place], rewards[place + 1 :]]) for place in range(count)])
+    if others.shape[1] <= ddof:
+        return torch.zeros_like(rewards)
+    equal = others.amax(1) == others.amin(1)
+    return torch.where(equal, torch.zeros_like(rewards), others.std(dim=1, correction=ddof))
+
+
 def standardised(rewards: Tensor, *, epsilon: float = 1e-6, ddof: int = 1, tolerance: float = 0.0) -> Tensor:
     """Centred reward over (group standard deviation + epsilon), [G] (GRPO)."""
     if degenerate(rewards, tolerance):

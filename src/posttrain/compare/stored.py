@@ -1,0 +1,114 @@
+"""A stored batch: scored rollouts with what every model said of their tokens, to compare algorithms on.
+
+The packaged one comes from a real run of the toy model (``bench/make_stored_batch.py``): eight groups of eight, seven of
+them with different rewards, trained on for eight optimizer steps, so that ratios differ from one and clips act. A
+run directory's step has what the run stored; what it did not store is said, never made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from posttrain.records.rollout_store import RolloutStore
+from posttrain.records.run_directory import RunDirectory
+from posttrain.types import Group, Rollout
+
+__all__ = ["NUMBERS", "StoredBatch", "packaged", "run_step"]
+
+NUMBERS = ("logprobs", "old_logprobs", "ref_logprobs", "teacher_logprobs", "values", "old_values", "entropy")
+"""What may be known of each sampled token."""
+
+Key = tuple[int, int]
+"""Position of the group and index of the rollout."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredBatch:
+    """Groups, and per rollout and segment the numbers of its tokens (float64 [L], NaN where not sampled)."""
+
+    label: str
+    """Where it comes from."""
+    groups: tuple[Group, ...]
+    """The scored groups."""
+    numbers: Mapping[str, Mapping[Key, tuple[np.ndarray, ...]]]
+    """For each known number of NUMBERS, one array per segment of each rollout."""
+    longest: float
+    """The most tokens a completion could have."""
+    pieces: Mapping[tuple[int, int, int], str] = field(default_factory=dict)
+    """Text of single tokens by position, index and place in the first segment; empty if there is no tokenizer."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know."""
+
+    def has(self, name: str) -> bool:
+        """Whether a number is known for every sampled token."""
+        return name in self.numbers
+
+
+def packaged() -> StoredBatch:
+    """The batch that comes with posttrain."""
+    with as_file(files(__package__) / "stored") as folder:
+        groups = with_greedy(RolloutStore(folder).read(1), RolloutStore(folder).read(2))
+        table = pq.read_table(folder / "tokens.parquet").to_pydict()
+    keys = list(zip(table["position"], table["index"], table["place"], strict=True))
+    numbers = {name: _spread(groups, keys, table[name]) for name in NUMBERS}
+    return StoredBatch(
+        label="packaged: 64 rollouts of the toy model",
+        groups=groups,
+        numbers=numbers,
+        longest=12.0,
+        pieces=dict(zip(keys, table["piece"], strict=True)),
+        notes=("the policy has moved eight optimizer steps since it sampled, so ratios differ from 1",),
+    )
+
+
+def with_greedy(groups: Sequence[Group], greedy: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups, each with the rollout at temperature 0 of its own task."""
+    found = {group.position: group.rollouts[0] for group in greedy}
+    return tuple(replace(group, greedy=found[group.position]) for group in groups)
+
+
+def _spread(
+    groups: Sequence[Group], keys: Sequence[tuple[int, int, int]], values: Sequence[float]
+) -> dict[Key, tuple[np.ndarray, ...]]:
+    """Flat values at (position, index, place) as one array per rollout's single segment."""
+    found: dict[Key, tuple[np.ndarray, ...]] = {
+        (group.position, rollout.index): (np.full(len(rollout.segments[0].ids), np.nan),)
+        for group in groups
+        for rollout in group.rollouts
+    }
+    for (position, index, place), value in zip(keys, values, strict=True):
+        found[(position, index)][0][place] = value
+    return found
+
+
+def run_step(path: str | Path, step: int) -> StoredBatch:
+    """A stored step of a run; RecordError if there is no such run or step."""
+    with RunDirectory.open(path, write=False) as run:
+        groups = run.rollouts.read(step)
+        columns = run.rollouts.read_token_columns(step)
+        longest = float(run.recipe.rollouts.max_new_tokens)
+    rollouts = {(group.position, rollout.index): rollout for group in groups for rollout in group.rollouts}
+    numbers = {}
+    for name in ("old_logprobs", "ref_logprobs"):
+        rows = {key: tuple(getattr(part, name) for part in parts) for key, parts in columns.items()}
+        if rows and all(row is not None for parts in rows.values() for row in parts):
+            numbers[name] = rows
+    notes = ["a run stores no log-probabilities from after the update: the ratio is 1, so no clip acts"]
+    if "old_logprobs" not in numbers:
+        numbers["old_logprobs"] = {key: _reported(rollout) for key, rollout in rollouts.items()}
+        notes.append("old_logprobs were not stored for every row: the engine's own stand for them")
+    numbers["logprobs"] = numbers["old_logprobs"]
+    return StoredBatch(
+        label=f"step {step} of {path}", groups=groups, numbers=numbers, longest=longest, notes=tuple(notes)
+    )
+
+
+def _reported(rollout: Rollout) -> tuple[np.ndarray, ...]:
+    """What the engine reported when it sampled, one array per segment."""
+    return tuple(np.asarray(segment.rollout_logprobs, dtype=np.float64) for segment in rollout.segments)
