@@ -88,7 +88,7 @@ class Screen:
         prompt = str(group.task.messages[-1].get("content", ""))
         self._print(
             f"[dim]first rollout:[/] {escape(_short(prompt))} [bold]→[/] {escape(_short(rollout.text))} "
-            f"[dim](reward {rollout.reward:g}, {rollout.sampled_count} tokens, {rollout.ending.value})[/]"
+            f"[dim]({_reward_text(rollout.reward)}, {rollout.sampled_count} tokens, {rollout.ending.value})[/]"
         )
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -228,6 +228,10 @@ def interval_text(interval: object) -> str:
     """``44.1% (40.2–48.0)``."""
     mean, low, high = (getattr(interval, name) for name in ("mean", "low", "high"))
     return f"{mean:.1%} ({low * 100:.1f}–{high * 100:.1f})"
+
+
+def _reward_text(reward: float | None) -> str:
+    return "no reward" if reward is None else f"reward {reward:g}"
 
 
 def _clock(seconds: float) -> str:

@@ -20,27 +20,37 @@ def group_numbers(groups: Sequence[Group], version: int) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
         return {"groups/count": float(len(groups))}
-    rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
     lengths = np.array([rollout.sampled_count for rollout in rollouts], dtype=np.float64)
-    right = [[passed(rollout) for rollout in group.rollouts] for group in groups if group.rollouts]
     numbers = {
-        "reward/mean": rewards.mean(),
-        "reward/std": rewards.std(),
-        "pass_rate": np.mean([ok for group in right for ok in group]),
         "groups/count": len(groups),
-        "groups/all_right": sum(all(group) for group in right),
-        "groups/all_wrong": sum(not any(group) for group in right),
-        "groups/mixed": sum(any(group) and not all(group) for group in right),
-        "groups/equal": sum(len(set(group.rewards)) == 1 for group in groups if group.rollouts),
         "length/mean": lengths.mean(),
         "length/max": lengths.max(),
         "length/min": lengths.min(),
         "truncated_share": np.mean([rollout.truncated for rollout in rollouts]),
         "tokens/sampled": lengths.sum(),
-        **_parts(rollouts),
+        **_rewards([group for group in groups if group.rollouts]),
         **_staleness(rollouts, version),
     }
     return {name: float(value) for name, value in numbers.items()}
+
+
+def _rewards(groups: Sequence[Group]) -> dict[str, float]:
+    """What the reward says of the batch; nothing where nobody scores, as under a teacher alone."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if any(rollout.reward is None for rollout in rollouts):
+        return {}
+    rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
+    right = [[passed(rollout) for rollout in group.rollouts] for group in groups]
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "pass_rate": float(np.mean([ok for group in right for ok in group])),
+        "groups/all_right": sum(all(group) for group in right),
+        "groups/all_wrong": sum(not any(group) for group in right),
+        "groups/mixed": sum(any(group) and not all(group) for group in right),
+        "groups/equal": sum(len(set(group.rewards)) == 1 for group in groups),
+        **_parts(rollouts),
+    }
 
 
 def _parts(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -14,8 +14,9 @@ from posttrain.batches.build import build_samples
 from posttrain.loops.numbers import sample_numbers
 from posttrain.loops.session import Clock, Session, step_numbers
 from posttrain.loops.sync import carry, learn
+from posttrain.tasks import demonstrations
 from posttrain.tasks.preferences import KINDS, candidate_group
-from posttrain.types import Ending, Group, Rollout, Task
+from posttrain.types import Group, Task
 
 
 async def train(session: Session) -> None:
@@ -72,15 +73,5 @@ def draw(session: Session) -> list[Group]:
 
 def demonstration_group(session: Session, position: int, task: Task) -> Group:
     """A demonstration as a group of one rollout without a reward; given answers as rollouts with rewards."""
-    if session.algorithm.needs.data in KINDS:
-        return candidate_group(task, position, session.chat)
-    rollout = Rollout(
-        task=task,
-        index=0,
-        seed=0,
-        segments=session.chat.demonstration_segments(task.messages),
-        messages=task.messages,
-        text=str(task.messages[-1]["content"]),
-        ending=Ending.STOP,
-    )
-    return Group(position=position, task=task, rollouts=(rollout,))
+    make = candidate_group if session.algorithm.needs.data in KINDS else demonstrations.demonstration_group
+    return make(task, position, session.chat)

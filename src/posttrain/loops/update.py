@@ -15,7 +15,7 @@ from posttrain.batches.build import moves, moving, scatter, split_minibatches, w
 from posttrain.batches.watch import watched
 from posttrain.config import Batches
 from posttrain.protocols import Algorithm, Learner, Packer
-from posttrain.types import Ending, Sample, Stat, StepStats, merge_stats
+from posttrain.types import Ending, Microbatch, Sample, Stat, StepStats, merge_stats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +91,8 @@ def with_anchors(
     if anchored:
         values = own_logprobs(alive, learner, pack)
         alive = [replace(sample, old_logprobs=row) for sample, row in zip(alive, values, strict=True)]
+    if algorithm.needs.teacher_logprobs:
+        alive = with_teacher(alive, learner, pack)
     if algorithm.needs.values and not algorithm.needs.scores:
         alive = with_values(alive, learner, pack)
     result = list(samples)
@@ -117,6 +119,17 @@ def with_values(samples: Sequence[Sample], learner: Learner, pack: Packer) -> li
     ]
 
 
+def with_teacher(samples: Sequence[Sample], learner: Learner, pack: Packer) -> list[Sample]:
+    """Add what its teacher gives each trained token."""
+    rows = teacher_logprobs(samples, learner, pack)
+    return [replace(sample, teacher_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
+
+
+def teacher_logprobs(samples: Sequence[Sample], learner: Learner, pack: Packer) -> list[np.ndarray]:
+    """Log-probabilities of the trained tokens under the learner's teachers, one array per sample."""
+    return scored(samples, learner.teachers.logprobs, pack)  # type: ignore[attr-defined]
+
+
 def bootstrapped(sample: Sample) -> Sample:
     """The row with one more trained token behind it if a limit cut its rollout off, else as it is."""
     if sample.ending is not Ending.LENGTH or not sample.loss_mask.any():
@@ -140,9 +153,14 @@ def own_logprobs(
     samples: Sequence[Sample], learner: Learner, pack: Packer, *, reference: bool = False
 ) -> list[np.ndarray]:
     """Log-probabilities of the trained tokens under the learner or its reference, one array per sample."""
+    return scored(samples, lambda microbatch: learner.logprobs(microbatch, reference=reference)[0], pack)
+
+
+def scored(samples: Sequence[Sample], score: Callable[[Microbatch], np.ndarray], pack: Packer) -> list[np.ndarray]:
+    """What ``score`` gives the trained tokens of each microbatch, [N], as one array per sample."""
     found: dict[int, np.ndarray] = {}
     for microbatch in pack(samples):
-        values, _ = learner.logprobs(microbatch, reference=reference)
+        values = score(microbatch)
         for sample, row in zip(microbatch.samples, scatter(microbatch.samples, values), strict=True):
             found[id(sample)] = row
     return [found[id(sample)] for sample in samples]

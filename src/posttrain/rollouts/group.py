@@ -34,8 +34,8 @@ class Roller:
     """Messages to ids and back."""
     sampling: Sampling
     """How tokens are drawn."""
-    rubric: Rubric
-    """Scores."""
+    rubric: Rubric | None
+    """Scores; None where nobody does, and every rollout is kept without a reward."""
     max_turns: int = 1
     """The most completions per rollout."""
     on_rollout: OnRollout | None = None
@@ -86,8 +86,11 @@ async def roll_group(position: int, task: Task, *, seeds: Sequence[int], roller:
     ended = await gather_or_cancel(_roll(task, index, seed, roller) for index, seed in enumerate(seeds))
     rollouts = [result for result in ended if isinstance(result, Rollout)]
     failures = [result for result in ended if isinstance(result, RolloutFailure)]
-    verdicts = await roller.rubric.score(rollouts, task)
-    kept = tuple(rollout for rollout in verdicts.rollouts if rollout.reward is not None)
+    if roller.rubric is None:
+        verdicts, kept = Verdicts(rollouts=tuple(rollouts), outcomes={}), tuple(rollouts)
+    else:
+        verdicts = await roller.rubric.score(rollouts, task)
+        kept = tuple(rollout for rollout in verdicts.rollouts if rollout.reward is not None)
     group = Group(position=position, task=task, rollouts=kept, failed=len(seeds) - len(kept))
     return group, _tally(group, failures, verdicts)
 

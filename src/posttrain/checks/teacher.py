@@ -1,0 +1,30 @@
+"""How far the teacher is from the student on what the student samples, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from posttrain.checks.report import CheckResult, stated
+from posttrain.functional.distill_sampled import start_gap
+from posttrain.loops.update import own_logprobs, teacher_logprobs
+from posttrain.protocols import Learner, Packer
+from posttrain.types import Sample
+
+LIMIT = 0.15
+"""Nats per token above which a teacher counts as far (see `functional.distill_sampled.start_gap`)."""
+
+
+def check_teacher(samples: Sequence[Sample], learner: Learner, packer: Packer) -> CheckResult:
+    """Estimate KL(student || teacher) per token on the student's own rollouts; a far teacher is a warning."""
+    rows = own_logprobs(samples, learner, packer), teacher_logprobs(samples, learner, packer)
+    own, taught = (
+        torch.from_numpy(np.concatenate([row[s.loss_mask] for s, row in zip(samples, part, strict=True)]))
+        for part in rows
+    )
+    gap = start_gap(taught, own, limit=LIMIT)
+    measured = f"{gap.reverse_kl:.3f} nats per token over {gap.tokens} tokens"
+    expected = f"at most {LIMIT}: from farther, imitation tends to collapse entropy before it teaches; warm start first"
+    return stated("the teacher is near the student", not gap.far, measured, expected, otherwise="warn")
