@@ -108,6 +108,11 @@ def refuse_contradictions(recipe: Recipe, algorithm: Algorithm, rubric: Rubric |
         raise ConfigError(f"batches.precompute_reference = true has no use: algorithm '{name}' {why}. Remove it")
     source = "rollouts.prompts_per_step" if algorithm.needs.engine else "batches.demonstrations_per_step"
     groups = rollouts.prompts_per_step if algorithm.needs.engine else batches.demonstrations_per_step
+    if groups < algorithm.needs.groups:
+        raise ConfigError(
+            f"algorithm '{name}' compares answers to different prompts: {source} = {groups}, it must be at least "
+            f"{algorithm.needs.groups}"
+        )
     if batches.minibatches > groups:
         raise ConfigError(
             f"batches.minibatches = {batches.minibatches} is more than {source} = {groups}: "

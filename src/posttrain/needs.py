@@ -32,6 +32,10 @@ class Needs:
     """The values are scores of the model that trains: a score head on its own trunk, and no policy (reward models)."""
     entropy: bool = False
     """The entropy of each trained position with gradient."""
+    collision: bool = False
+    """The log-probability, at each trained position, that two draws from the policy agree (WPO)."""
+    groups: int = 1
+    """The fewest groups per optimizer batch that make sense."""
     streams: Mapping[str, str] = field(default_factory=lambda: {"policy": "token-mean"})
     """Reduction of each loss part's weight stream (see functional.reduce)."""
     separable: bool = True

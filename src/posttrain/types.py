@@ -344,6 +344,8 @@ class TokenBatch:
     """[samples]: reward of each sample's rollout; NaN where there is none."""
     totals: Mapping[str, float] = field(default_factory=dict)
     """Counts over the step's whole batch: see ``Sample.totals``."""
+    log_collision: torch.Tensor | None = None
+    """[N], detached: what ``Needs.collision`` gives."""
     rollouts: torch.Tensor | None = None
     """int64 [samples]: index of each sample's rollout in its group; segments of one rollout share it."""
 

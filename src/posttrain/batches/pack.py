@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from posttrain.models.images import refuse_images
 from posttrain.models.layout import (
     computed_length,
     place_packed,
@@ -36,6 +37,7 @@ def pack(samples: Sequence[Sample], *, token_budget: int, layout: Layout) -> lis
         blocks that repeat the prompt.
     A sample above the budget gets a microbatch of its own. Raises ValueError for a trained first token.
     """
+    refuse_images(samples, layout)
     if token_budget < 1:
         raise ValueError(f"token_budget must be at least 1, got {token_budget}")
     if layout == "padded":
@@ -53,6 +55,8 @@ def pack_auto(samples: Sequence[Sample], *, token_budget: int, allowed: Collecti
 
     Near-equal lengths and short prompts come out padded, ragged ones packed, long shared prompts shared.
     """
+    if "padded" in allowed and any(sample.images for sample in samples):
+        allowed = {"padded"}
     choices = [name for name in COST_PER_TOKEN if name in allowed]
     if not choices:
         raise ValueError(f"no layout to choose from: allowed is {sorted(allowed)}")

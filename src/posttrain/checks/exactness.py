@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from posttrain.batches.build import weigh
-from posttrain.batches.pack import pack
+from posttrain.batches.pack import pack, pack_whole_groups
 from posttrain.checks.report import CheckResult, bounded
 from posttrain.loops.update import own_logprobs
 from posttrain.protocols import Algorithm, Learner, NamedTensors, Packer
@@ -85,7 +85,7 @@ def check_layouts(
     weighed = weigh(noisy, algorithm.needs.streams, constant=64.0)
     total = sum(len(sample) for sample in weighed)
     longest = max(len(sample) for sample in weighed)
-    plain = pack(weighed, token_budget=longest * len(weighed), layout="padded")
+    plain = _laid_out(weighed, longest * len(weighed), "padded", algorithm)
     base_loss, base = loss_and_gradient(plain, learner, algorithm)
     trials: list[tuple[str, Layout, int, list[Sample]]] = [
         ("microbatch split changes nothing", "padded", max(longest, total // 3), weighed),
@@ -98,10 +98,17 @@ def check_layouts(
         if layout not in layouts:
             results.append(CheckResult(name=name, status="skip", measured="not used on this model", expected="exact"))
             continue
-        loss, gradient = loss_and_gradient(pack(rows, token_budget=budget, layout=layout), learner, algorithm)
+        loss, gradient = loss_and_gradient(_laid_out(rows, budget, layout, algorithm), learner, algorithm)
         worst = max(abs(loss - base_loss) / max(abs(base_loss), 1e-3), gradient_distance(gradient, base))
         results.append(bounded(name, worst, tolerance(learner)))
     return results
+
+
+def _laid_out(samples: Sequence[Sample], budget: int, layout: Layout, algorithm: Algorithm) -> list[Microbatch]:
+    """Microbatches of one layout; rows that are compared stay together."""
+    if algorithm.needs.whole_groups:
+        return pack_whole_groups(samples, token_budget=budget, allowed=frozenset({layout}))
+    return pack(samples, token_budget=budget, layout=layout)
 
 
 def check_masked_nan(samples: Sequence[Sample], learner: Learner, algorithm: Algorithm) -> CheckResult:
@@ -130,7 +137,7 @@ def check_equal_rewards(
     samples: Sequence[Sample], learner: Learner, algorithm: Algorithm, advantage: float
 ) -> CheckResult:
     """A group of equal rewards has advantage exactly 0 (the largest is given) and, forwarded, gradient exactly 0."""
-    still = [replace(s, advantages=np.where(s.loss_mask, advantage, np.nan)) for s in samples]
+    still = [replace(s, advantages=np.where(s.loss_mask, advantage, np.nan), reward=0.7) for s in samples]
     weighed = weigh(still, algorithm.needs.streams, constant=64.0)
     only_policy = [
         replace(s, token_weight={part: w * (part == "policy") for part, w in s.token_weight.items()}) for s in weighed

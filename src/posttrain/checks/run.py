@@ -12,16 +12,20 @@ import numpy as np
 from posttrain.batches.build import build_samples
 from posttrain.checks import exactness, sampled
 from posttrain.checks.padding import check_padding_side
+from posttrain.checks.preferences import check_equal_answers, check_preference_start
 from posttrain.checks.report import CheckResult
+from posttrain.checks.teacher import check_teacher
 from posttrain.loops.sync import refuse_broken_rewards
+from posttrain.loops.update import with_teacher
 from posttrain.protocols import Algorithm, Engine, Env, Learner, Packer
 from posttrain.rollouts.group import Roller, roll_batch
 from posttrain.rollouts.rubric import Rubric
 from posttrain.tasks.chat import Chat
+from posttrain.tasks.demonstrations import asked, demonstration_group
 from posttrain.tasks.order import TaskOrder
 from posttrain.tasks.preferences import KINDS, candidate_group
 from posttrain.tasks.taskset import TaskSet
-from posttrain.types import Ending, Group, Layout, Rollout, Sampling, Segment
+from posttrain.types import Ending, Group, Layout, Sampling, Segment
 
 GROUPS, MEMBERS = 3, 4
 """Size of the small first sample: at most so many groups of at most so many rollouts."""
@@ -76,6 +80,8 @@ async def _run_checks(subject: Subject, announce: Callable[[CheckResult], None])
     rows = build_samples(groups, [[np.asarray(1.0) for _ in group.rollouts] for group in groups])
     samples = [sample for sample in rows if sample.loss_mask.any()]
     learner, algorithm = subject.learner, subject.algorithm
+    if algorithm.needs.teacher_logprobs:
+        samples = with_teacher(samples, learner, subject.pack)
     few = [sample for sample in samples if sample.rollout < MEMBERS - 1][:FEW] or samples[:FEW]
     keep(lambda: sampled.check_template(subject.chat))
     keep(lambda: sampled.check_stop_trained(*rows_and_endings(groups, algorithm.needs.engine), subject.chat.stop_ids))
@@ -88,23 +94,30 @@ async def _run_checks(subject: Subject, announce: Callable[[CheckResult], None])
     if algorithm.needs.engine:
         cut = subject.sampling.top_p < 1 or subject.sampling.top_k > 0 or subject.sampling.min_p > 0
         keep(lambda: exactness.check_engine(samples, learner, subject.pack, filtered=cut))
+        if getattr(learner, "teachers", None) is not None:
+            keep(lambda: check_teacher(samples, learner, subject.pack))
     keep(lambda: exactness.check_layouts(few, learner, algorithm, subject.layouts))
     keep(lambda: check_padding_side(samples, learner))
+    if getattr(algorithm, "start", None) is not None and algorithm.needs.ref_logprobs:
+        keep(lambda: check_preference_start(samples, learner, algorithm, subject.pack))
+    if algorithm.needs.whole_groups:
+        keep(lambda: check_equal_answers(few, learner, algorithm))
     keep(lambda: exactness.check_masked_nan(few, learner, algorithm))
     if algorithm.needs.engine:
-        equal = [replace(g, rollouts=tuple(replace(r, reward=0.7) for r in g.rollouts)) for g in groups]
-        advantages = [float(np.max(np.abs(a), initial=0.0)) for group in algorithm.advantages(equal) for a in group]
-        keep(lambda: exactness.check_equal_rewards(few, learner, algorithm, max(advantages, default=0.0)))
+        if algorithm.needs.group_size > 1:
+            equal = [replace(g, rollouts=tuple(replace(r, reward=0.7) for r in g.rollouts)) for g in groups]
+            advantages = [float(np.max(np.abs(a), initial=0.0)) for group in algorithm.advantages(equal) for a in group]
+            keep(lambda: exactness.check_equal_rewards(few, learner, algorithm, max(advantages, default=0.0)))
         keep(lambda: sampled.check_truncated(groups))
-        keep(lambda: [replace(sampled.check_spread(groups), seconds=spent)])
+        if subject.rubric is not None:
+            keep(lambda: [replace(sampled.check_spread(groups), seconds=spent)])
     return tuple(results)
 
 
 async def first_sample(subject: Subject) -> list[Group]:
     """Real rollouts of the order's first tasks; nothing of the run's own state is used up."""
     count = min(GROUPS, subject.prompts_per_step)
-    drawn = [(p, subject.tasks[subject.order.index(p)]) for p in range(count)]
-    assert subject.rubric is not None
+    drawn = [(p, asked(subject.tasks[subject.order.index(p)])) for p in range(count)]
     roller = Roller(
         env_factory=subject.make_env,
         engine=subject.engine,
@@ -124,20 +137,8 @@ def demonstrations(subject: Subject) -> list[Group]:
     if subject.algorithm.needs.data in KINDS:
         few = range(min(GROUPS, len(subject.tasks)))
         return [candidate_group(subject.tasks[subject.order.index(p)], p, subject.chat) for p in few]
-    groups = []
-    for position in range(min(GROUPS * MEMBERS, len(subject.tasks))):
-        task = subject.tasks[subject.order.index(position)]
-        rollout = Rollout(
-            task=task,
-            index=0,
-            seed=0,
-            segments=subject.chat.demonstration_segments(task.messages),
-            messages=task.messages,
-            text="",
-            ending=Ending.STOP,
-        )
-        groups.append(Group(position=position, task=task, rollouts=(rollout,)))
-    return groups
+    few = range(min(GROUPS * MEMBERS, len(subject.tasks)))
+    return [demonstration_group(subject.tasks[subject.order.index(p)], p, subject.chat) for p in few]
 
 
 def rows_and_endings(groups: Sequence[Group], sampled_now: bool) -> tuple[list[Segment], list[Ending | None]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from posttrain.models.attention import BlockPlan
+from posttrain.models.images import image_tensors
 from posttrain.types import Microbatch, Sample, TokenBatch
 
 
@@ -26,6 +27,8 @@ class RowTensors:
     """int64 [N]: the trained token ids."""
     plan: BlockPlan | None
     """Attention structure of the single row; None for padded rows (plain causal attention)."""
+    images: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The model's image arguments, in row order; empty for text."""
 
 
 def tensors(microbatch: Microbatch, device: torch.device | str) -> RowTensors:
@@ -37,6 +40,7 @@ def tensors(microbatch: Microbatch, device: torch.device | str) -> RowTensors:
         sources=torch.as_tensor(microbatch.sources, device=device),
         targets=torch.as_tensor(microbatch.targets, device=device),
         plan=BlockPlan(microbatch.blocks, device=device) if packed else None,
+        images=image_tensors(microbatch, device),
     )
 
 

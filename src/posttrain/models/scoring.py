@@ -75,6 +75,8 @@ class Scorer:
             return next(self.model.parameters()).new_zeros(0, width)
         use(self.model, self.implementation)
         extra = {} if plan is None else {"attention_plan": plan}
-        out = body(self.model)(input_ids=rows.ids, position_ids=rows.positions, use_cache=False, **extra)
+        # A model that sees gives image tokens positions of its own; on padded rows the usual ones are its default.
+        where: dict[str, Any] = dict(rows.images) or {"position_ids": rows.positions}
+        out = body(self.model)(input_ids=rows.ids, use_cache=False, **where, **extra)
         hidden: torch.Tensor = out.last_hidden_state
         return hidden.flatten(0, 1).index_select(0, rows.sources)
