@@ -18,11 +18,20 @@ from posttrain.config import Settings
 from posttrain.functional.controllers import AdaptiveEntropy, AdaptiveKL, FixedKL, Unit
 from posttrain.functional.credit import Kind, credit
 from posttrain.functional.critic import explained_variance, value_clip_active, value_loss
+from posttrain.functional.recursion import last_of_row, turn_spans
 from posttrain.functional.returns import token_rewards, with_kl
 from posttrain.functional.whiten import whiten
-from posttrain.policy_gradient import TokenBook, open_book, share
+from posttrain.policy_gradient import TokenBook, open_book, share, turn_rewards
 from posttrain.stats import Stat
-from posttrain.types import Ending, Sample, TokenBatch
+from posttrain.types import Ending, Group, Sample, TokenBatch
+
+Earned = Mapping[tuple[int, int], Sequence[float]]
+"""What each turn of a rollout earned, by (group, rollout)."""
+
+
+def earned_by_turn(groups: Sequence[Group]) -> Earned:
+    """The environment's scores after each turn; the rest of the reward belongs to the last one."""
+    return {(group.position, rollout.index): turn_rewards(rollout) for group in groups for rollout in group.rollouts}
 
 
 class ValueSettings(Settings):
@@ -134,13 +143,25 @@ class Steering:
 class Line:
     """A batch's sampled tokens with rewards and values, rollout after rollout."""
 
-    def __init__(self, samples: Sequence[Sample], settings: ValueSettings, *, kl_coefficient: float = 0.0) -> None:
-        """``kl_coefficient`` x (log p_old - log p_ref) is taken from each token's reward."""
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        settings: ValueSettings,
+        *,
+        earned: Earned | None = None,
+        kl_coefficient: float = 0.0,
+    ) -> None:
+        """``earned`` puts each turn's reward on the turn's last token; without it all lies on the rollout's last.
+
+        ``kl_coefficient`` x (log p_old - log p_ref) is taken from each token's reward.
+        """
         self.settings = settings
         self.book: TokenBook = open_book(samples)
         self.values = self.book.read("values")
         self.turns = self.book.read("turns").long()
         self.rewards = token_rewards(self.book.rewards, self.book.rows)
+        if earned:
+            self.rewards = self._by_turn(earned)
         if kl_coefficient:
             old, reference = self.book.read("old_logprobs"), self.book.read("ref_logprobs")
             self.rewards = with_kl(self.rewards, old, reference, kl_coefficient)
@@ -153,6 +174,14 @@ class Line:
                 if length and sample.ending is Ending.LENGTH:
                     self.after[self.book.rows[used]] = sample.bootstrap
                 used += length
+
+    def _by_turn(self, earned: Earned) -> Tensor:
+        keys = list(dict.fromkeys((sample.group, sample.rollout) for sample in self.book.samples))
+        spans, _ = turn_spans(self.book.rows, self.turns)
+        rewards = torch.zeros_like(self.values)
+        for place in torch.nonzero(last_of_row(spans)).flatten().tolist():
+            rewards[place] = earned[keys[int(self.book.rows[place])]][int(self.turns[place])]
+        return rewards
 
     def credit(
         self,

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from posttrain.actor_critic import ControlSettings, GaeSettings, Line, Steering, value_term
+from posttrain.actor_critic import ControlSettings, Earned, GaeSettings, Line, Steering, earned_by_turn, value_term
 from posttrain.functional.ratios import token_ratio
 from posttrain.functional.surrogates import clipped
 from posttrain.policy_gradient import Estimator, PlacedKL, anchor, clip_shares, kl_term, weighted
@@ -60,6 +60,7 @@ class PPO:
         self.needs = Needs(values=True, ref_logprobs=kl, old_logprobs=kl, entropy=bool(bonus), streams=streams)
         self.steering = Steering(c, c.kl_coefficient)
         self.observe, self.state, self.restore = self.steering.observe, self.steering.state, self.steering.restore
+        self._earned: Earned = {}
         self._seen: dict[str, float] = {}
 
     def keep(self, group: Group) -> bool:
@@ -67,12 +68,14 @@ class PPO:
         return True
 
     def advantages(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
-        """Zero until `refine` knows the values."""
+        """Zero until `refine` knows the values; what each turn earned is kept for it."""
+        self._earned = earned_by_turn(groups)
         return [[np.asarray(0.0) for _ in group.rollouts] for group in groups]
 
     def refine(self, samples: Sequence[Sample]) -> list[Sample]:
         """Advantages and targets from rewards, KL and the critic's values."""
-        line = Line(samples, self.config, kl_coefficient=self.steering.kl.coefficient * self.config.kl_in_reward)
+        beta = self.steering.kl.coefficient * self.config.kl_in_reward
+        line = Line(samples, self.config, earned=self._earned, kl_coefficient=beta)
         if self.needs.ref_logprobs:
             self.steering.measure(line.book)
         advantages, targets = self.config.credit(line)

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from posttrain.actor_critic import Line, ValueSettings, value_term
+from posttrain.actor_critic import Earned, Line, ValueSettings, earned_by_turn, value_term
 from posttrain.functional.gae import length_adaptive_lambda
 from posttrain.functional.ratios import token_ratio
 from posttrain.functional.surrogates import clipped
@@ -54,6 +54,7 @@ class VAPO:
         if config.nll_coefficient:
             streams["nll"] = "positive-token-mean"
         self.needs = Needs(values=True, streams=streams)
+        self._earned: Earned = {}
         self._seen: dict[str, float] = {}
 
     def keep(self, group: Group) -> bool:
@@ -61,12 +62,13 @@ class VAPO:
         return True
 
     def advantages(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
-        """Zero until `refine` knows the values."""
+        """Zero until `refine` knows the values; what each turn earned is kept for it."""
+        self._earned = earned_by_turn(groups)
         return [[np.asarray(0.0) for _ in group.rollouts] for group in groups]
 
     def refine(self, samples: Sequence[Sample]) -> list[Sample]:
         """Targets with the critic's lambda, advantages with one lambda per rollout."""
-        c, line = self.config, Line(samples, self.config)
+        c, line = self.config, Line(samples, self.config, earned=self._earned)
         lengths = line.book.rows.bincount(minlength=line.book.count)
         adaptive = length_adaptive_lambda(lengths, alpha=c.alpha)
         _, targets = line.credit("token", gamma=c.gamma, lambda_=c.critic_lambda)
