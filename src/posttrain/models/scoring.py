@@ -26,6 +26,11 @@ def body(model: Any) -> Any:
     return getattr(model, "model", model) if inner is model else inner
 
 
+def plain_attention(model: Any) -> str:
+    """Return transformers' own attention for rows with images: vision towers and image tokens need not be causal."""
+    return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Scorer:
     """A model with the settings under which its tokens are scored."""
@@ -73,7 +78,7 @@ class Scorer:
         if not len(rows.sources):
             width = self.model.get_input_embeddings().weight.shape[-1]
             return next(self.model.parameters()).new_zeros(0, width)
-        use(self.model, self.implementation)
+        use(self.model, plain_attention(self.model) if rows.images else self.implementation)
         extra = {} if plan is None else {"attention_plan": plan}
         # A model that sees gives image tokens positions of its own; on padded rows the usual ones are its default.
         where: dict[str, Any] = dict(rows.images) or {"position_ids": rows.positions}
