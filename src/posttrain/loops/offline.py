@@ -12,33 +12,38 @@ import math
 
 from posttrain.batches.build import build_samples
 from posttrain.loops.numbers import sample_numbers
+from posttrain.loops.reference import References, attach, precompute
 from posttrain.loops.session import Clock, Session, step_numbers
 from posttrain.loops.sync import carry, learn
 from posttrain.tasks import demonstrations
 from posttrain.tasks.preferences import KINDS, candidate_group
 from posttrain.types import Group, Task
 
+NOTHING: References = {}
+"""No log-probabilities known beforehand."""
+
 
 async def train(session: Session) -> None:
     """Train until the recipe's last batch, or until somebody asks to stop."""
     session.progress.begin(session.state.step, session.recipe.run.steps)
     try:
+        references = precompute(session, demonstration_group) if session.recipe.batches.precompute_reference else {}
         while not session.over:
             session.stop.raise_if_asked()
-            await step(session)
+            await step(session, references)
             await session.end_of_step()
     finally:
         session.progress.end()
 
 
-async def step(session: Session) -> None:
-    """One batch of demonstrations through the stations."""
+async def step(session: Session, references: References = NOTHING) -> None:
+    """One batch of demonstrations, or of given answers, through the stations."""
     clock = Clock(session.progress)
     state = session.state
     with clock("draw"):
         groups = draw(session)
     with clock("build"):
-        samples = build_samples(groups, session.algorithm.advantages(groups))
+        samples = attach(build_samples(groups, session.algorithm.advantages(groups)), references)
     with clock("learn"):
         result = learn(session, samples)
         session.count_nonfinite(result, groups, samples)

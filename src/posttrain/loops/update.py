@@ -12,10 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from posttrain.batches.build import moves, moving, scatter, split_minibatches, weigh
+from posttrain.batches.correct import correct, stand_in
 from posttrain.batches.watch import watched
 from posttrain.config import Batches
+from posttrain.correction import Correction
 from posttrain.protocols import Algorithm, Learner, Packer
 from posttrain.types import Ending, Microbatch, Sample, Stat, StepStats, merge_stats
+
+UNCORRECTED = Correction()
+"""Tokens count as if the learner had sampled them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +35,8 @@ class Update:
     """Token places that went through forward and backward."""
     still: int
     """Samples left out because nothing in them can move a weight."""
+    samples: tuple[Sample, ...] = ()
+    """The samples as they trained: anchors, final advantages, masks and mismatch weights."""
 
 
 def update(
@@ -42,12 +49,23 @@ def update(
     constant: float,
     seed: Sequence[int],
     between: Callable[[], None] = lambda: None,
+    correction: Correction = UNCORRECTED,
 ) -> Update:
     """Run every optimizer step of the batch; ``between`` is called after each microbatch (progress, threads)."""
-    anchored = algorithm.needs.old_logprobs or batches.epochs * batches.minibatches > 1
     samples = extended(algorithm, samples)
-    samples = with_anchors(samples, learner, algorithm, pack, anchored=anchored)
+    anchored = algorithm.needs.old_logprobs or batches.epochs * batches.minibatches > 1
+    if correction.type == "bypass" and not correction.recomputes:
+        samples, anchored = stand_in(samples), False
+    samples = with_anchors(
+        samples,
+        learner,
+        algorithm,
+        pack,
+        anchored=anchored or correction.recomputes,
+        everywhere=correction.recomputes,
+    )
     samples = refined(algorithm, samples)
+    samples, gap = correct(samples, correction)
     stats: list[Mapping[str, Stat]] = []
     steps: list[StepStats] = []
     computed = still = 0
@@ -63,8 +81,8 @@ def update(
                 steps.append(learner.step())
     merged = {name: per_step(name, stat, len(steps)) for name, stat in merge_stats(stats).items()}
     own: Mapping[str, float] = getattr(algorithm, "numbers", dict)()
-    merged |= {name: Stat(kind="mean", value=number) for name, number in own.items()}
-    return Update(stats=merged, steps=tuple(steps), computed=computed, still=still)
+    merged |= {name: Stat(kind="mean", value=number) for name, number in {**own, **gap}.items()}
+    return Update(stats=merged, steps=tuple(steps), computed=computed, still=still, samples=tuple(samples))
 
 
 def per_step(name: str, stat: Stat, steps: int) -> Stat:
@@ -75,19 +93,25 @@ def per_step(name: str, stat: Stat, steps: int) -> Stat:
 
 
 def with_anchors(
-    samples: Sequence[Sample], learner: Learner, algorithm: Algorithm, pack: Packer, *, anchored: bool
+    samples: Sequence[Sample],
+    learner: Learner,
+    algorithm: Algorithm,
+    pack: Packer,
+    *,
+    anchored: bool,
+    everywhere: bool = False,
 ) -> list[Sample]:
     """Add reference and, if ``anchored``, old log-probabilities, by the learner's own forward, where anything moves.
 
-    An algorithm that refines may still give a still sample an advantage, so there every sample gets them.
+    An algorithm that refines may still give a still sample an advantage, so there every sample gets them, as with
+    ``everywhere``.
     """
-    refines = getattr(algorithm, "refine", None) is not None
+    refines = everywhere or getattr(algorithm, "refine", None) is not None
     streams = algorithm.needs.streams
     places = [place for place, sample in enumerate(samples) if refines or moves(sample, streams)]
     alive = [samples[place] for place in places]
     if algorithm.needs.ref_logprobs:
-        values = own_logprobs(alive, learner, pack, reference=True)
-        alive = [replace(sample, ref_logprobs=row) for sample, row in zip(alive, values, strict=True)]
+        alive = with_reference(alive, learner, pack)
     if anchored:
         values = own_logprobs(alive, learner, pack)
         alive = [replace(sample, old_logprobs=row) for sample, row in zip(alive, values, strict=True)]
@@ -99,6 +123,14 @@ def with_anchors(
     for place, sample in zip(places, alive, strict=True):
         result[place] = sample
     return result
+
+
+def with_reference(samples: Sequence[Sample], learner: Learner, pack: Packer) -> list[Sample]:
+    """Add the reference's log-probabilities where they are not there yet."""
+    bare = [sample for sample in samples if sample.ref_logprobs is None]
+    values = own_logprobs(bare, learner, pack, reference=True)
+    found = {id(sample): row for sample, row in zip(bare, values, strict=True)}
+    return [replace(sample, ref_logprobs=found[id(sample)]) if id(sample) in found else sample for sample in samples]
 
 
 def with_values(samples: Sequence[Sample], learner: Learner, pack: Packer) -> list[Sample]:
