@@ -73,7 +73,7 @@ def test_ctrl_c_while_the_model_loads_ends_without_a_traceback(workplace, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_cold_process_is_stopped_from_outside(workplace, tmp_path, number):
     run = tmp_path / "run"
     words = ("train", "plain.toml", f"run.directory={run}", "run.steps=100000", "--no-check")
