@@ -20,6 +20,7 @@ from posttrain.models.lora import add_lora
 from posttrain.models.values import Critic, build_critic
 from posttrain.plugs import build_plug, find_plug, validated
 from posttrain.protocols import Algorithm, Engine, Env, Learner, Packer, Reward, WeightSync
+from posttrain.refusals import refuse_unfit_sections, section_remarks
 from posttrain.rollouts.rubric import Part, Rubric
 from posttrain.tasks.chat import Chat
 from posttrain.tasks.order import TaskOrder
@@ -52,11 +53,13 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, tasks: TaskSet | None = None, held_out: TaskSet | None = None) -> Prepared:
     """Validate names, columns and combinations, read the tasks; no model is loaded. Raises ConfigError, DataError."""
-    algorithm: Algorithm = build_plug("algorithms", recipe.algorithm)
+    limit = recipe.rollouts.max_new_tokens * recipe.rollouts.max_turns
+    algorithm: Algorithm = build_plug("algorithms", recipe.algorithm, seed=recipe.run.seed, token_limit=limit)
     for folder, plug in (("engines", recipe.engine), ("learners", recipe.learner), ("weight_sync", recipe.weight_sync)):
         validated(folder, plug)
     rubric = build_rubric(recipe.rewards) if recipe.rewards else None
     refuse_contradictions(recipe, algorithm, rubric)
+    refuse_unfit_sections(recipe, algorithm, scored=rubric is not None)
     for_imitation = algorithm.needs.demonstrated
     seed = recipe.run.seed
     data = algorithm.needs.data if for_imitation else "demonstrations"
@@ -75,7 +78,12 @@ def prepare(recipe: Recipe, *, tasks: TaskSet | None = None, held_out: TaskSet |
         make_env=functools.partial(build_plug, "envs", recipe.rollouts.env),
         tasks=training,
         held_out=held_out,
-        notes=(*departures(recipe), *remarks(recipe, algorithm, training), *leaks(training, held_out)),
+        notes=(
+            *departures(recipe),
+            *remarks(recipe, algorithm, training),
+            *section_remarks(recipe, algorithm),
+            *leaks(training, held_out),
+        ),
     )
 
 

@@ -15,6 +15,7 @@ import pydantic
 import tomli_w
 from pydantic import Field, model_validator
 
+from posttrain.correction import Correction
 from posttrain.errors import ConfigError
 from posttrain.settings import Plug as Plug
 from posttrain.settings import Settings as Settings
@@ -65,6 +66,25 @@ class Teacher(Model):
     """Share in that sum, relative to the others'."""
 
 
+class Curriculum(Settings):
+    """Leaves out tasks that the policy nearly always or never solves, for some passes over the tasks."""
+
+    easy: float = Field(0.95, gt=0, le=1)
+    """Pass rate from which a task is too easy."""
+    hard: float = Field(0.0, ge=0, lt=1)
+    """Pass rate up to which a task is too hard."""
+    easy_rest: int = Field(4, ge=0)
+    """Passes over the tasks that a too easy task is left out."""
+    hard_rest: int = Field(1, ge=0)
+    """Passes that a too hard task is left out: shorter, for the policy grows."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Curriculum:
+        if self.hard >= self.easy:
+            raise ValueError(f"hard = {self.hard:g} must be below easy = {self.easy:g}")
+        return self
+
+
 class Tasks(Settings):
     """Where tasks come from: exactly one of path, dataset, generator, reasoning_gym."""
 
@@ -108,6 +128,8 @@ class Tasks(Settings):
     """Use only the first so many tasks."""
     overlong: Literal["skip", "refuse"] = "skip"
     """What to do with prompts that leave no room in the model's window: skip and count, or stop."""
+    curriculum: Curriculum | None = None
+    """Leave out tasks by their measured pass rate (online training)."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Tasks:
@@ -140,6 +162,8 @@ class Rollouts(Settings):
     """Strings that end a completion."""
     env: Plug = Plug(type="single_turn")
     """The environment."""
+    surplus_staleness: int = Field(1, ge=0)
+    """Batches a surplus group of dynamic sampling may wait before it trains; an older one is dropped. 0 keeps none."""
 
     def sampling(self, temperature: float | None = None) -> Sampling:
         """The noun the engine takes; ``temperature`` replaces the section's own."""
@@ -270,6 +294,8 @@ class Recipe(Settings):
     """The engine."""
     learner: Plug = Plug(type="local")
     """The learner."""
+    correction: Correction = Correction()
+    """Allowance for tokens that the learner's weights did not sample."""
     critic: Critic | None = None
     """The critic; its defaults if the algorithm needs values and this section is missing."""
     teacher: Teacher | None = None

@@ -28,6 +28,7 @@ from posttrain.records.environment import describe_environment
 from posttrain.records.journal import Journal
 from posttrain.records.metrics import StepRecord
 from posttrain.records.run_directory import RunDirectory, fresh_path, refuse_used
+from posttrain.tasks.curriculum import Rests
 from posttrain.tasks.order import TaskOrder, stable_hash
 from posttrain.tasks.taskset import TaskSet
 
@@ -116,6 +117,7 @@ def resume(
         found, messages = session.journal.resume(session.learner)
         if found is not None:
             session.restore(found.state)
+            session.surplus = session.journal.surplus(found)
             session.losses.extend(record.metrics.get("loss", math.inf) for record in run.metrics.read()[-LOSSES:])
         run.note_resume(environment(recipe, plan, assembly))
         for note in messages:
@@ -228,6 +230,7 @@ def make_session(assembly: Assembly, run: RunDirectory, progress: Progress) -> S
         progress=progress,
         rubric=assembly.prepared.rubric,
         make_env=assembly.prepared.make_env,
+        rests=None if recipe.tasks.curriculum is None else Rests(recipe.tasks.curriculum),
     )
 
 

@@ -25,7 +25,7 @@ from posttrain.tasks.demonstrations import asked, demonstration_group
 from posttrain.tasks.order import TaskOrder
 from posttrain.tasks.preferences import KINDS, candidate_group
 from posttrain.tasks.taskset import TaskSet
-from posttrain.types import Ending, Group, Layout, Sampling, Segment
+from posttrain.types import Ending, Group, Layout, Rollout, Sampling, Segment
 
 GROUPS, MEMBERS = 3, 4
 """Size of the small first sample: at most so many groups of at most so many rollouts."""
@@ -105,13 +105,26 @@ async def _run_checks(subject: Subject, announce: Callable[[CheckResult], None])
     keep(lambda: exactness.check_masked_nan(few, learner, algorithm))
     if algorithm.needs.engine:
         if algorithm.needs.group_size > 1:
-            equal = [replace(g, rollouts=tuple(replace(r, reward=0.7) for r in g.rollouts)) for g in groups]
-            advantages = [float(np.max(np.abs(a), initial=0.0)) for group in algorithm.advantages(equal) for a in group]
+            equal = algorithm.advantages([equally_rewarded(group) for group in groups])
+            advantages = [float(np.max(np.abs(a), initial=0.0)) for group in equal for a in group]
             keep(lambda: exactness.check_equal_rewards(few, learner, algorithm, max(advantages, default=0.0)))
         keep(lambda: sampled.check_truncated(groups))
         if subject.rubric is not None:
             keep(lambda: [replace(sampled.check_spread(groups), seconds=spent)])
     return tuple(results)
+
+
+def equally_rewarded(group: Group) -> Group:
+    """The group with reward 0.7 in every part of every rollout; of copies, where the number of turns differs."""
+    rollouts = group.rollouts
+    if len({rollout.turn_count for rollout in rollouts}) > 1:
+        rollouts = tuple(replace(rollouts[0], index=index) for index in range(len(rollouts)))
+    return replace(group, rollouts=tuple(_earning(rollout, 0.7) for rollout in rollouts))
+
+
+def _earning(rollout: Rollout, reward: float) -> Rollout:
+    scores = tuple(replace(score, value=reward, steps=()) for score in rollout.scores)
+    return replace(rollout, reward=reward, scores=scores, turn_scores=())
 
 
 async def first_sample(subject: Subject) -> list[Group]:

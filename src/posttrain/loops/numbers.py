@@ -29,6 +29,7 @@ def group_numbers(groups: Sequence[Group], version: int) -> dict[str, float]:
         "truncated_share": np.mean([rollout.truncated for rollout in rollouts]),
         "tokens/sampled": lengths.sum(),
         **_rewards([group for group in groups if group.rollouts]),
+        **_greedy(groups),
         **_staleness(rollouts, version),
     }
     return {name: float(value) for name, value in numbers.items()}
@@ -53,6 +54,12 @@ def _rewards(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
+def _greedy(groups: Sequence[Group]) -> dict[str, float]:
+    """Mean reward at temperature 0, where an algorithm asked for such rollouts."""
+    rewards = [g.greedy.reward for g in groups if g.greedy is not None and g.greedy.reward is not None]
+    return {"reward/greedy": float(np.mean(rewards))} if rewards else {}
+
+
 def _parts(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Mean of each reward part over the rollouts it applies to."""
     values: dict[str, list[float]] = {}
@@ -64,6 +71,16 @@ def _parts(rollouts: Sequence[Rollout]) -> dict[str, float]:
                 values.setdefault(score.name, []).append(score.value)
     numbers = {f"reward/{name}/mean": float(np.mean(found)) for name, found in values.items()}
     return {**numbers, "rollouts/unparsable": float(unparsable)}
+
+
+def staleness_numbers(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """How many versions behind the learner's ``version`` the tokens of these groups are."""
+    return _staleness([rollout for group in groups for rollout in group.rollouts], version)
+
+
+def pass_rates(groups: Sequence[Group]) -> dict[int, float]:
+    """Share of right rollouts by position, of groups that have any."""
+    return {g.position: float(np.mean([passed(r) for r in g.rollouts])) for g in groups if g.rollouts}
 
 
 def _staleness(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:

@@ -6,19 +6,21 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from posttrain.config import Recipe
 from posttrain.errors import Diverged
+from posttrain.loops.numbers import pass_rates
 from posttrain.loops.stop import Stop
 from posttrain.loops.update import Update
 from posttrain.protocols import Algorithm, Engine, Env, Learner, Packer, WeightSync
 from posttrain.records.journal import Journal
 from posttrain.rollouts.rubric import Rubric
 from posttrain.tasks.chat import Chat
+from posttrain.tasks.curriculum import Rests
 from posttrain.tasks.order import TaskOrder
 from posttrain.tasks.taskset import TaskSet
 from posttrain.types import Group, Sample
@@ -96,6 +98,8 @@ class Session:
     stop: Stop = field(default_factory=Stop)
     state: State = field(default_factory=State)
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES))
+    surplus: tuple[Group, ...] = ()
+    rests: Rests | None = None
 
     @property
     def over(self) -> bool:
@@ -119,7 +123,9 @@ class Session:
         self.progress.station("checkpoint")
         keep = getattr(self.algorithm, "state", dict)
         state: dict[str, Any] = {**self.state.as_dict(), "algorithm": keep()}
-        self.journal.checkpoint(self.state.step, state, self.learner, self.chat.tokenizer)
+        if self.rests is not None:
+            state["rests"] = self.rests.state()
+        self.journal.checkpoint(self.state.step, state, self.learner, self.chat.tokenizer, surplus=self.surplus)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a checkpoint's state, the algorithm's part of it included."""
@@ -128,6 +134,16 @@ class Session:
         restore = getattr(self.algorithm, "restore", None)
         if restore is not None and state.get("algorithm"):
             restore(state["algorithm"])
+        if self.rests is not None:
+            self.rests.restore(state.get("rests", {}))
+
+    def measure(self, groups: Sequence[Group], position: int) -> dict[str, float]:
+        """Let the curriculum see the pass rates of freshly rolled groups; ``position`` is the batch's first."""
+        if self.rests is None:
+            return {}
+        for place, rate in pass_rates(groups).items():
+            self.rests.observe(self.order.index(place), self.order.epoch(place), rate)
+        return {"tasks/resting": float(self.rests.count(self.order.epoch(position)))}
 
     def observe(self, numbers: Mapping[str, float]) -> None:
         """Let the algorithm's controllers see the finished batch."""

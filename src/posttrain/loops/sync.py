@@ -1,7 +1,8 @@
 """Online training, one batch at a time: read `step` and you have seen how posttrain learns.
 
 draw      consumes the task order, produces tasks with positions
-generate  consumes tasks and the engine's weights, produces scored groups (scoring overlaps with sampling)
+generate  consumes tasks and the engine's weights, produces scored groups (scoring overlaps with sampling);
+          where an algorithm filters groups, both are repeated until the batch is full (see loops/intake.py)
 judge     consumes groups, produces the groups that count and their advantages
 build     consumes both, produces samples
 learn     consumes samples, produces new weights
@@ -19,10 +20,13 @@ import numpy as np
 
 from posttrain.batches.build import build_samples
 from posttrain.errors import RewardError
-from posttrain.loops.numbers import group_numbers
+from posttrain.loops.intake import Intake, split_by_age
+from posttrain.loops.numbers import group_numbers, sample_numbers, staleness_numbers
 from posttrain.loops.session import Clock, Session, step_numbers
 from posttrain.loops.update import Update, update
 from posttrain.rollouts.group import Roller, Tally, roll_batch
+from posttrain.tasks.demonstrations import asked, demonstration_group
+from posttrain.tasks.order import stable_hash
 from posttrain.types import Group, Outcome, Receipt, Sample, Task
 
 NOTED_SHARE = 0.01
@@ -44,35 +48,61 @@ async def train(session: Session) -> None:
 async def step(session: Session) -> None:
     """One batch through the seven stations."""
     clock = Clock(session.progress)
-    with clock("draw"):
-        drawn = draw(session)
-    with clock("generate"):
-        groups, tally = await session.stop.unless_asked(generate(session, drawn))
+    intake = open_intake(session)
+    while intake.hungry:
+        with clock("draw"):
+            drawn = draw(session, intake)
+        with clock("generate"):
+            intake.add(*await session.stop.unless_asked(generate(session, drawn)))
     with clock("judge"):
-        counted, advantages = judge(session, groups)
+        counted, advantages = judge(session, intake)
     with clock("build"):
         samples = build_samples(counted, advantages)
     with clock("learn"):
         result = learn(session, samples)
-        session.count_nonfinite(result, groups, samples)
+        session.count_nonfinite(result, intake.settled, samples)
     with clock("carry"):
         receipt = await carry(session)
-    record(session, clock, drawn, groups, counted, samples, tally, result, receipt)
+    record(session, clock, intake, samples, result, receipt)
 
 
-def draw(session: Session) -> list[tuple[int, Task]]:
-    """The next tasks of the order, entered in the ledger as issued."""
-    first, count = session.state.position, session.recipe.rollouts.prompts_per_step
-    drawn = [(p, session.tasks[session.order.index(p)]) for p in range(first, first + count)]
-    session.journal.issued(drawn, session.order, session.learner.version)
+def open_intake(session: Session) -> Intake:
+    """An empty batch but for the surplus of earlier ones that is not too old."""
+    recipe, needs = session.recipe, session.algorithm.needs
+    bound = recipe.rollouts.surplus_staleness * recipe.batches.epochs * recipe.batches.minibatches
+    young, stale = split_by_age(session.surplus, session.learner.version, bound)
+    return Intake(
+        target=recipe.rollouts.prompts_per_step,
+        draws=1 + needs.refill,
+        keep=session.algorithm.keep,
+        position=session.state.position,
+        carried=young,
+        stale=stale,
+    )
+
+
+def draw(session: Session, intake: Intake) -> list[tuple[int, Task]]:
+    """The next tasks of the order that do not rest, entered in the ledger as issued."""
+    order, rests = session.order, session.rests
+    drawn: list[tuple[int, Task]] = []
+    wanted = intake.wanted
+    while len(drawn) < wanted:
+        index, epoch = order.index(intake.position), order.epoch(intake.position)
+        if rests is None or not rests.resting(index, epoch):
+            drawn.append((intake.position, session.tasks[index]))
+        intake.position += 1
+    session.journal.issued(drawn, order, session.learner.version)
+    intake.drawn += drawn
     return drawn
 
 
 async def generate(session: Session, drawn: Sequence[tuple[int, Task]]) -> tuple[list[Group], Tally]:
-    """Roll every group out and score it as soon as it is complete."""
+    """Roll every group out and score it as soon as it is complete, or take the tasks' demonstrations."""
+    if not sampled_now(session):
+        return [demonstration_group(task, position, session.chat) for position, task in drawn], Tally()
     rollouts = session.recipe.rollouts
-    total, done = len(drawn) * rollouts.group_size, itertools.count(1)
-    assert session.rubric is not None
+    members = rollouts.group_size + session.algorithm.needs.greedy
+    total, done = len(drawn) * members, itertools.count(1)
     assert session.make_env is not None
     roller = Roller(
         env_factory=session.make_env,
@@ -83,8 +113,13 @@ async def generate(session: Session, drawn: Sequence[tuple[int, Task]]) -> tuple
         max_turns=rollouts.max_turns,
         on_rollout=lambda _: session.progress.rollouts(next(done), total),
     )
+    prompts = [(position, asked(task)) for position, task in drawn]
     groups, tally = await roll_batch(
-        drawn, group_size=rollouts.group_size, seed_of=session.order.rollout_seed, roller=roller
+        prompts,
+        group_size=rollouts.group_size,
+        seed_of=session.order.rollout_seed,
+        roller=roller,
+        greedy=session.algorithm.needs.greedy,
     )
     refuse_broken_rewards(tally, session.recipe.run.max_failed_share)
     if tally.failed_share > NOTED_SHARE:
@@ -93,6 +128,12 @@ async def generate(session: Session, drawn: Sequence[tuple[int, Task]]) -> tuple
     for group in groups[:1]:
         session.progress.sample(group)
     return groups, tally
+
+
+def sampled_now(session: Session) -> bool:
+    """Whether this batch is sampled or imitates demonstrations: a coin that depends on seed and step alone."""
+    share = session.algorithm.needs.on_policy
+    return stable_hash("on policy", session.recipe.run.seed, session.state.step) < share * 2.0**63
 
 
 def refuse_broken_rewards(tally: Tally, limit: float) -> None:
@@ -110,9 +151,14 @@ def first_reasons(tally: Tally) -> str:
     return "; ".join(f"{count} x {reason}" for reason, count in most) or "no part applied to them"
 
 
-def judge(session: Session, groups: Sequence[Group]) -> tuple[list[Group], list[list[np.ndarray]]]:
-    """Leave out what the algorithm filters, and give every remaining rollout its advantage."""
-    counted = [group for group in groups if group.rollouts and session.algorithm.keep(group)]
+def judge(session: Session, intake: Intake) -> tuple[list[Group], list[list[np.ndarray]]]:
+    """Take what the algorithm's filter let through, up to a full batch, and give every rollout its advantage."""
+    counted = intake.counted
+    if intake.draws > 1 and len(counted) < intake.target:
+        session.progress.note(
+            f"{len(counted)} of {intake.target} groups after {intake.done} draws: the others' rewards do not differ "
+            "(see groups/solve_all and groups/solve_none; easier or harder tasks, or larger groups, would help)"
+        )
     return counted, session.algorithm.advantages(counted)
 
 
@@ -127,6 +173,7 @@ def learn(session: Session, samples: Sequence[Sample]) -> Update:
         batches=recipe.batches,
         constant=float(recipe.rollouts.max_new_tokens),
         seed=(recipe.run.seed, session.state.step),
+        correction=recipe.correction,
     )
 
 
@@ -138,35 +185,35 @@ async def carry(session: Session) -> Receipt:
 def record(
     session: Session,
     clock: Clock,
-    drawn: Sequence[tuple[int, Task]],
-    groups: Sequence[Group],
-    counted: Sequence[Group],
+    intake: Intake,
     samples: Sequence[Sample],
-    tally: Tally,
     result: Update,
     receipt: Receipt,
 ) -> None:
     """Write the step down and move the state forward: from here on the batch is trained."""
     session.progress.station("record")
-    version = session.learner.version
-    state = session.state
-    numbers = group_numbers(groups, version - len([s for s in result.steps if not s.skipped]))
-    numbers |= step_numbers(result, clock, numbers.get("tokens/sampled", 0.0))
-    numbers["groups/dropped"] = float(len(drawn) - len(counted))
-    numbers["rollouts/failed"] = float(tally.failed)
-    numbers["rollouts/timeout"] = float(tally.count(Outcome.TIMEOUT))
+    state, version = session.state, session.learner.version
+    before = version - len([s for s in result.steps if not s.skipped])
+    if sampled_now(session):
+        numbers = group_numbers(intake.groups, before) | staleness_numbers(intake.counted, before)
+    else:
+        numbers = dict(sample_numbers(samples))
+    numbers |= step_numbers(result, clock, numbers.get("tokens/sampled", 0.0)) | intake.numbers()
+    numbers["rollouts/failed"] = float(intake.tally.failed)
+    numbers["rollouts/timeout"] = float(intake.tally.count(Outcome.TIMEOUT))
+    numbers |= session.measure(intake.groups, state.position)
     state.step += 1
-    state.position += len(drawn)
-    trained = {group.position for group in counted}
+    state.position = intake.position
+    session.surplus = intake.surplus
     session.journal.record(
         step=state.step,
         version=receipt.version,
         seconds=clock.total,
         metrics={name: value for name, value in numbers.items() if not math.isnan(value)},
-        groups=groups,
-        samples=samples,
-        trained=[position for position, _ in drawn if position in trained],
-        dropped=[position for position, _ in drawn if position not in trained],
+        groups=intake.settled,
+        samples=result.samples or samples,
+        trained=[group.position for group in intake.counted],
+        dropped=intake.dropped,
     )
     session.observe(numbers)
     session.progress.step(state.step, numbers)

@@ -6,7 +6,7 @@ checkpoint when a run is resumed is cut away, so each record stands for exactly 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,18 @@ class Journal:
         """Store a batch that must not be lost; return its file."""
         return RolloutStore(self.run.path / "kept").write(step, groups, samples)
 
-    def checkpoint(self, step: int, state: Mapping[str, Any], learner: Learner, tokenizer: Any) -> Path:
-        """Write a checkpoint of ``step`` and remove old ones; ``model/`` in it is a folder that others can load."""
+    def checkpoint(
+        self, step: int, state: Mapping[str, Any], learner: Learner, tokenizer: Any, *, surplus: Sequence[Group] = ()
+    ) -> Path:
+        """Write a checkpoint of ``step`` and remove old ones; ``model/`` in it is a folder that others can load.
+
+        ``surplus`` are scored groups that wait for a later batch: they cannot be rolled again as they were, for the
+        weights that sampled them are gone.
+        """
         self.run.ledger.flush()
-        writers = {".": learner.save, "model": tokenizer.save_pretrained}
+        writers: dict[str, Callable[[Path], Any]] = {".": learner.save, "model": tokenizer.save_pretrained}
+        if surplus:
+            writers["surplus"] = lambda folder: RolloutStore(folder).write(step, surplus)
         path = write_checkpoint(self.run.checkpoints, step, writers, state)
         prune(self.run.checkpoints, self._keep)
         return path
@@ -88,3 +96,10 @@ class Journal:
             learner.load(found.path)
         self.run.cut_back(step, position)
         return found, search.messages
+
+    def surplus(self, found: Checkpoint) -> tuple[Group, ...]:
+        """Return the groups that a checkpoint keeps for later, and enter them as scored again."""
+        store = RolloutStore(found.path / "surplus")
+        groups = store.read(found.step) if store.steps() else ()
+        self.scored(groups)
+        return groups

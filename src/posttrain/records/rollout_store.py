@@ -55,6 +55,7 @@ SCHEMA = pa.schema(
         ("sampled_tokens", pa.int64()),
         ("text", pa.string()),
         ("scores", pa.string()),
+        ("turn_scores", pa.string()),
         ("messages", pa.string()),
         ("task", pa.string()),
         ("group_failed", pa.int64()),
@@ -177,8 +178,12 @@ def _to_row(
         "sampled_tokens": rollout.sampled_count,
         "text": _valid(rollout.text),
         "scores": _json(
-            [{f: getattr(score, f) for f in ("name", "value", "outcome", "detail")} for score in rollout.scores]
+            [
+                {f: getattr(score, f) for f in ("name", "value", "outcome", "detail", "steps")}
+                for score in rollout.scores
+            ]
         ),
+        "turn_scores": _json(rollout.turn_scores),
         "messages": _json(rollout.messages),
         "task": _json({f: getattr(rollout.task, f) for f in ("id", "messages", "answer", "columns", "source")}),
         "group_failed": group.failed,
@@ -202,7 +207,7 @@ def _to_group(rows: Sequence[dict[str, Any]]) -> Group:
 
 def _to_rollout(row: Mapping[str, Any]) -> Rollout:
     task = json.loads(row["task"])
-    scores = [Score(**{**score, "outcome": Outcome(score["outcome"])}) for score in json.loads(row["scores"])]
+    scores = [_to_score(score) for score in json.loads(row["scores"])]
     return Rollout(
         task=Task(**{**task, "messages": tuple(task["messages"])}),
         index=row["index"],
@@ -214,7 +219,14 @@ def _to_rollout(row: Mapping[str, Any]) -> Rollout:
         turn_count=row["turn_count"],
         scores=tuple(scores),
         reward=row["reward"],
+        turn_scores=tuple(json.loads(row.get("turn_scores") or "[]")),
     )
+
+
+def _to_score(row: Mapping[str, Any]) -> Score:
+    """A score of a file, also of one from before scores had steps."""
+    steps = tuple((int(end), float(value)) for end, value in row.get("steps", ()))
+    return Score(**{**row, "outcome": Outcome(row["outcome"]), "steps": steps})
 
 
 def _to_segment(row: Mapping[str, Any]) -> Segment:

@@ -80,9 +80,18 @@ class Tally:
         return sum(counts.get(outcome, 0) for counts in self.outcomes.values())
 
 
-async def roll_group(position: int, task: Task, *, seeds: Sequence[int], roller: Roller) -> tuple[Group, Tally]:
-    """Roll one rollout per seed, score them, and return those that have a reward with the count of the rest."""
+async def roll_group(
+    position: int, task: Task, *, seeds: Sequence[int], roller: Roller, greedy: bool = False
+) -> tuple[Group, Tally]:
+    """Roll one rollout per seed, score them, and return those that have a reward with the count of the rest.
+
+    With ``greedy`` the last seed's is rolled at temperature 0 and scored on its own: the group's ``greedy``. A group
+    whose greedy rollout has no reward comes back empty, for nothing in it can be compared.
+    """
     roller = replace(roller, chat=_SharedOpening(roller.chat))
+    if greedy:
+        cold = replace(roller, sampling=replace(roller.sampling, temperature=0.0))
+        return await _with_greedy(position, task, seeds, roller, cold)
     ended = await gather_or_cancel(_roll(task, index, seed, roller) for index, seed in enumerate(seeds))
     rollouts = [result for result in ended if isinstance(result, Rollout)]
     failures = [result for result in ended if isinstance(result, RolloutFailure)]
@@ -95,21 +104,45 @@ async def roll_group(position: int, task: Task, *, seeds: Sequence[int], roller:
     return group, _tally(group, failures, verdicts)
 
 
+async def _with_greedy(
+    position: int, task: Task, seeds: Sequence[int], roller: Roller, cold: Roller
+) -> tuple[Group, Tally]:
+    """A group of all seeds but the last, and that one's greedy rollout, at the same time."""
+    (group, tally), (alone, lone_tally) = await gather_or_cancel(
+        roll_group(position, task, seeds=part, roller=how) for part, how in ((seeds[:-1], roller), (seeds[-1:], cold))
+    )
+    both = merge_tallies([tally, lone_tally])
+    if not alone.rollouts:
+        lost = len(group.rollouts)
+        group = replace(group, rollouts=(), failed=group.failed + lost)
+        return group, replace(both, kept=0, unscored=both.unscored + lost, empty_groups=1)
+    best = replace(alone.rollouts[0], index=len(seeds) - 1)
+    return replace(group, greedy=best), replace(both, empty_groups=tally.empty_groups)
+
+
 async def roll_batch(
     positions_tasks: Iterable[tuple[int, Task]],
     *,
     group_size: int,
     seed_of: Callable[[int, int], int],
     roller: Roller,
+    greedy: bool = False,
 ) -> tuple[list[Group], Tally]:
     """Roll ``group_size`` rollouts of every task at the same time; return groups by position and what was lost.
 
+    ``greedy`` adds one more at temperature 0 to each group, with the same weights.
     ``seed_of(position, index)`` gives each rollout its seed. A group of which nothing is left comes back empty.
     An error of the set-up (PosttrainError) or a bug cancels the rest, whose environments are closed, and is raised.
     """
     ordered = sorted(positions_tasks, key=lambda pair: pair[0])
     rolled = await gather_or_cancel(
-        roll_group(position, task, seeds=[seed_of(position, i) for i in range(group_size)], roller=roller)
+        roll_group(
+            position,
+            task,
+            seeds=[seed_of(position, i) for i in range(group_size + greedy)],
+            roller=roller,
+            greedy=greedy,
+        )
         for position, task in ordered
     )
     return [group for group, _ in rolled], merge_tallies([tally for _, tally in rolled])

@@ -123,6 +123,7 @@ class _Attempt:
         self.reply: tuple[Message, ...] = ()
         self.segments: list[SegmentBuilder] = []
         self.scores: dict[str, float] = {}
+        self.turn_scores: list[dict[str, float]] = []
         self.text = ""
         self.ending = Ending.LENGTH
         self.turn_count = 0
@@ -193,6 +194,7 @@ class _Attempt:
             if not isinstance(value, int | float) or not math.isfinite(value):
                 raise _Broken(f"environment's step: score {name!r} is {value!r}; expected a finite number")
             self.scores[name] = self.scores.get(name, 0.0) + float(value)
+        self.turn_scores.append({name: float(value) for name, value in (step.scores or {}).items()})
 
     def _rollout(self) -> Rollout:
         segments = tuple(builder.build() for builder in self.segments)
@@ -206,4 +208,5 @@ class _Attempt:
             ending=self.ending,
             turn_count=self.turn_count,
             scores=tuple(Score(name=n, value=v, outcome=Outcome.SCORED) for n, v in self.scores.items()),
+            turn_scores=tuple(self.turn_scores),
         )
