@@ -114,7 +114,7 @@ def read_result(path: Path) -> EvalResult:
     try:
         lines = path.read_text(encoding="utf-8").strip().splitlines()
         return EvalResult.from_json(json.loads(lines[-1]))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise RecordError(
             f"{path} holds no evaluation result: {error}. Make one with posttrain eval … --out FILE"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -146,13 +147,14 @@ class Screen:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values as a row of bars between their own minimum and maximum."""
+    """The last values as a row of bars between their own minimum and maximum; a gap where one is not finite."""
     shown = list(values)[-width:]
     if not shown:
         return ""
-    low, high = min(shown), max(shown)
+    finite = [value for value in shown if math.isfinite(value)] or [0.0]
+    low, high = min(finite), max(finite)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in shown)
+    return "".join(BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in shown)
 
 
 def check_line(result: CheckResult) -> str:
