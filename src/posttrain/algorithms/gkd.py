@@ -22,6 +22,7 @@ from torch import Tensor
 from posttrain.config import Settings
 from posttrain.functional.distill import jsd, log_softmax
 from posttrain.functional.distill_topk import topk_divergence
+from posttrain.policy_gradient import weighted
 from posttrain.types import Group, Loss, Needs, Stat, TokenBatch
 
 __all__ = ["GKD", "Config"]
@@ -66,10 +67,6 @@ class GKD:
     def loss(self, batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None, values: Tensor | None) -> Loss:
         """Weighted divergence."""
         assert batch.divergence is not None
-        total = (batch.token_weight["distillation"] * batch.divergence).sum()
         found = batch.divergence.detach()
-        stats = {
-            "loss": Stat(kind="sum", value=float(total.detach())),
-            "kl_teacher": Stat(kind="mean", value=float(found.double().sum()), count=len(found)),
-        }
-        return Loss(total=total, stats=stats)
+        far = Stat(kind="mean", value=float(found.double().sum()), count=len(found))
+        return weighted(batch, {"distillation": batch.divergence}, {"kl_teacher": far})

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from posttrain.config import Settings
 from posttrain.functional.distill import log_softmax
 from posttrain.functional.distill_topk import topk_divergence
+from posttrain.policy_gradient import weighted
 from posttrain.types import Group, Loss, Needs, Stat, TokenBatch
 
 __all__ = ["KD", "Config"]
@@ -65,13 +65,9 @@ class KD:
     def loss(self, batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None, values: Tensor | None) -> Loss:
         """Weighted divergence, plus the demonstration's likelihood if asked for."""
         assert batch.divergence is not None
-        parts = {"distillation": (batch.token_weight["distillation"] * batch.divergence).sum()}
+        parts = {"distillation": batch.divergence}
         if self.config.likelihood_coefficient:
-            nll = -(batch.token_weight["nll"] * logprobs).sum()
-            parts["nll"] = self.config.likelihood_coefficient * nll
-        total = torch.stack(list(parts.values())).sum()
-        stats = {f"loss/{name}": Stat(kind="sum", value=float(part.detach())) for name, part in parts.items()}
-        stats["loss"] = Stat(kind="sum", value=float(total.detach()))
+            parts["nll"] = -self.config.likelihood_coefficient * logprobs
         found = batch.divergence.detach()
-        stats["kl_teacher"] = Stat(kind="mean", value=float(found.double().sum()), count=len(found))
-        return Loss(total=total, stats=stats)
+        far = Stat(kind="mean", value=float(found.double().sum()), count=len(found))
+        return weighted(batch, parts, {"kl_teacher": far})

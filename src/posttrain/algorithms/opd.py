@@ -1,7 +1,7 @@
 """OPD, on-policy distillation: the student samples, the teacher scores the student's own prefixes, token by token.
 
-Sources: https://thinkingmachines.ai/blog/on-policy-distillation (sampled), MiMo-V2-Flash, arXiv 2601.02780, eq. 7 to 9
-(sampled, with a reward), DeepSeek-V4, arXiv 2606.19348, eq. 29 (full). Assumes a teacher near enough (the check before
+Sources: https://thinkingmachines.ai/blog/on-policy-distillation (sampled), MiMo-V2-Flash's report, eq. 7 to 9 (sampled,
+with a reward), DeepSeek-V4, arXiv 2606.19348, eq. 29 (full). Assumes a teacher near enough (the check before
 the first step says how near) with the student's tokenizer and template. With p the student, q the teacher:
 
     sampled   A_t = clip(log q(y_t) - log p_old(y_t) [+ KL_t], +-limit),  L = c sum_t w_t [-min(r A, clip(r) A)_t]
@@ -9,9 +9,9 @@ the first step says how near) with the student's tokenizer and template. With p 
     top_k     the same over k tokens and what becomes of the rest (a tail bucket: never negative, never above full)
     reward    + a sum_t v_t [-min(r A, clip(r) A)_t] with A the reward centred in its group, in a stream of its own
 
-The discount is 0: each token answers for itself, at the prefixes that were visited; the sampled gradient is full's in
-expectation, and KL_t (``baseline``, vOPD, arXiv 2605.07865) takes variance away at full's price. Zero advantage means
-agreement, so A is never whitened. Defaults: MiMo's 1 / |y| per answer, no limit (Ma et al. use 5), PPO's clip.
+The discount is 0: each token answers for itself at the prefix that was visited; sampled is full in expectation, and
+KL_t (``baseline``, vOPD, arXiv 2605.07865) takes variance away at full's price. A = 0 means agreement, so A is never
+whitened. Defaults: MiMo's 1 / |y| per answer, no limit (Ma et al. use 5), PPO's clip.
 """
 
 from __future__ import annotations
@@ -20,24 +20,22 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from posttrain.config import Settings
 from posttrain.functional.distill import log_softmax
 from posttrain.functional.distill_sampled import sampled_advantage
 from posttrain.functional.distill_topk import Rest, topk_divergence
-from posttrain.functional.groups import centred, standardised
 from posttrain.functional.ratios import token_ratio
 from posttrain.functional.surrogates import clipped
+from posttrain.policy_gradient import GroupScale, anchor, by_group, weighted
 from posttrain.types import Group, Loss, Needs, Stat, TokenBatch
 
 __all__ = ["OPD", "Config"]
 
 
-class Config(Settings):
-    """Every term of the formula."""
+class Config(GroupScale):
+    """Every term of the formula; scale, ddof and epsilon are those of the reward's advantage."""
 
     form: Literal["sampled", "full", "top_k"] = "sampled"
     """What is known of the teacher at each token: the sampled token, every token, or the best k."""
@@ -57,8 +55,6 @@ class Config(Settings):
     """What becomes of the other tokens: see posttrain.functional.distill_topk."""
     reward_coefficient: float = Field(0.0, ge=0)
     """a: weight of the reward part; 0 needs no reward."""
-    reward_scale: Literal["group_std", "none"] = "group_std"
-    """What the centred reward is divided by."""
     reward_reduction: str = "seq-mean-token-mean"
     """Token weights of the reward part."""
     clip_low: float = Field(0.2, gt=0, le=1)
@@ -85,10 +81,10 @@ class OPD:
         student, teacher = log_softmax(student_logits), log_softmax(teacher_logits)
         if self.config.form != "top_k" or self.config.top_k >= student.shape[-1]:
             return topk_divergence(student, teacher, direction="reverse", rest="generalised")
-        chosen = student.detach() if self.config.support == "student" else teacher
-        ids = chosen.topk(self.config.top_k, dim=-1).indices
-        pair = student.gather(-1, ids), teacher.gather(-1, ids)
-        return topk_divergence(*pair, direction="reverse", rest=self.config.rest)
+        ids = (student.detach() if self.config.support == "student" else teacher).topk(self.config.top_k).indices
+        return topk_divergence(
+            student.gather(-1, ids), teacher.gather(-1, ids), direction="reverse", rest=self.config.rest
+        )
 
     def keep(self, group: Group) -> bool:
         """Every answer trains."""
@@ -98,29 +94,21 @@ class OPD:
         """The reward's, per rollout; zeros without a reward part."""
         if not self.config.reward_coefficient:
             return [[np.asarray(0.0) for _ in group.rollouts] for group in groups]
-        scale = {"group_std": standardised, "none": centred}[self.config.reward_scale]
-        rewards = [torch.tensor(group.rewards, dtype=torch.float64) for group in groups]
-        return [[np.asarray(a) for a in scale(one).tolist()] for one in rewards]
+        return by_group(groups, self.config.estimate)
 
     def loss(self, batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None, values: Tensor | None) -> Loss:
         """The distillation part and, if asked for, the reward part, each with its own token weights."""
-        config = self.config
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        config, old, found = self.config, anchor(batch, logprobs), batch.divergence
         ratio, bounds = token_ratio(logprobs, old), {"clip_low": config.clip_low, "clip_high": config.clip_high}
-        found = batch.divergence
         if config.form == "sampled":
             assert batch.teacher_logprobs is not None
             taught = sampled_advantage(batch.teacher_logprobs, old, limit=config.limit, baseline=found)
-            per_token, far = clipped(ratio, taught, **bounds), old - batch.teacher_logprobs
+            per_token, gap = clipped(ratio, taught, **bounds), old - batch.teacher_logprobs
         else:
             assert found is not None
-            per_token, far = found, found.detach()
-        parts = {"distillation": config.coefficient * (batch.token_weight["distillation"] * per_token).sum()}
+            per_token, gap = found, found.detach()
+        parts = {"distillation": config.coefficient * per_token}
         if config.reward_coefficient:
-            policy = (batch.token_weight["policy"] * clipped(ratio, batch.advantages, **bounds)).sum()
-            parts["policy"] = config.reward_coefficient * policy
-        total = torch.stack(list(parts.values())).sum()
-        stats = {f"loss/{name}": Stat(kind="sum", value=float(part.detach())) for name, part in parts.items()}
-        stats["loss"] = Stat(kind="sum", value=float(total.detach()))
-        stats["kl_teacher"] = Stat(kind="mean", value=float(far.double().sum()), count=len(far))
-        return Loss(total=total, stats=stats)
+            parts["policy"] = config.reward_coefficient * clipped(ratio, batch.advantages, **bounds)
+        far = Stat(kind="mean", value=float(gap.double().sum()), count=len(gap))
+        return weighted(batch, parts, {"kl_teacher": far})
