@@ -36,7 +36,7 @@ def batch(rows: Sequence[int] = (0, 1, 2, 3), *, streams: Mapping[str, str], on_
     """The tokens of these rows of F1; the weights are those of the whole of F1, as in a micro-batch of it."""
     where = torch.cat([torch.nonzero(f1.SAMPLES == row)[:, 0] for row in rows])
     numbers = torch.cat([torch.full((int(f1.COUNTS[row]),), i) for i, row in enumerate(rows)])
-    weights = {part: token_weights(mode, f1.COUNTS)[f1.SAMPLES[where]] for part, mode in streams.items()}
+    weights = {part: token_weights(mode, f1.COUNTS, constant=5.0)[f1.SAMPLES[where]] for part, mode in streams.items()}
     return TokenBatch(
         samples=numbers,
         sample_count=len(rows),
