@@ -27,6 +27,7 @@ from posttrain.tasks.order import TaskOrder
 from posttrain.tasks.overlong import drop_overlong
 from posttrain.tasks.preferences import KINDS
 from posttrain.tasks.source import TaskSet, load_tasks
+from posttrain.tasks.steps import refuse_unlabelled
 from posttrain.teachers import load_teachers, refuse_wrong_teachers, sorted_by_teacher
 from posttrain.types import Needs, Task
 
@@ -66,11 +67,16 @@ def prepare(recipe: Recipe, *, tasks: TaskSet | None = None, held_out: TaskSet |
     training = load_tasks(recipe.tasks, seed=seed, for_imitation=for_imitation, data=data) if tasks is None else tasks
     if data in KINDS:
         refuse_lonely_tasks(training, recipe.algorithm.type, data)
+    elif data == "steps":
+        refuse_unlabelled(training)
     else:
         refuse_unfit_tasks(training, recipe.algorithm.type, for_imitation=for_imitation)
     refuse_wrong_teachers(recipe, algorithm.needs, training.tasks)
     if held_out is None and recipe.evaluation is not None:
-        held_out = load_tasks(recipe.evaluation.tasks, seed=seed)
+        given = algorithm.needs.scores
+        held_out = load_tasks(
+            recipe.evaluation.tasks, seed=seed, for_imitation=given, data=data if given else "demonstrations"
+        )
     return Prepared(
         recipe=recipe,
         algorithm=algorithm,
@@ -110,7 +116,6 @@ def refuse_contradictions(recipe: Recipe, algorithm: Algorithm, rubric: Rubric |
     """Raise ConfigError for combinations that would train nothing, or something else than was meant."""
     rollouts, batches, name = recipe.rollouts, recipe.batches, recipe.algorithm.type
     refuse_impossible_needs(name, algorithm)
-    refuse_unfit_critic(recipe, algorithm)
     if batches.precompute_reference and (algorithm.needs.engine or not algorithm.needs.ref_logprobs):
         why = "samples its rows anew" if algorithm.needs.engine else "uses no reference"
         raise ConfigError(f"batches.precompute_reference = true has no use: algorithm '{name}' {why}. Remove it")
@@ -138,7 +143,7 @@ def refuse_contradictions(recipe: Recipe, algorithm: Algorithm, rubric: Rubric |
             )
         if rollouts.temperature == 0:
             raise ConfigError("rollouts.temperature = 0 gives equal rollouts and so no gradient: use 1.0")
-    if recipe.evaluation is not None:
+    if recipe.evaluation is not None and not algorithm.needs.scores:
         if rubric is None:
             raise ConfigError("evaluation needs a reward to judge with: add a [[rewards]] part")
         beyond = [k for k in recipe.evaluation.k if k > recipe.evaluation.samples or k < 1]
@@ -334,20 +339,6 @@ def make_critic(recipe: Recipe, loaded: Loaded, needs: Needs) -> Critic | None:
     return build_critic(recipe.critic or usual, loaded, model=recipe.model, seed=recipe.run.seed, updates=updates)
 
 
-def refuse_unfit_critic(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Raise ConfigError for a [critic] section that nobody reads, or that is no score head where one is trained."""
-    name, critic = recipe.algorithm.type, recipe.critic
-    if critic is None:
-        return
-    if not algorithm.needs.values:
-        raise ConfigError(f"algorithm '{name}' needs no values, so the [critic] section would train nothing: remove it")
-    if algorithm.needs.scores and not critic.shared:
-        raise ConfigError(
-            f"algorithm '{name}' trains a score head on the model itself: write shared = true in [critic], or leave the "
-            "section out"
-        )
-
-
 def fit_tasks(prepared: Prepared, chat: Chat, window: int) -> tuple[TaskSet, TaskSet | None]:
     """Leave out, or refuse, tasks that leave no room in the model's window."""
     recipe = prepared.recipe
@@ -362,7 +353,7 @@ def fit_tasks(prepared: Prepared, chat: Chat, window: int) -> tuple[TaskSet, Tas
     tasks = drop_overlong(prepared.tasks, chat, room=room, policy=recipe.tasks.overlong)
     if prepared.held_out is None or recipe.evaluation is None:
         return tasks, None
-    room = max(window - recipe.rollouts.max_new_tokens, 1)
+    room = window if prepared.algorithm.needs.scores else max(window - recipe.rollouts.max_new_tokens, 1)
     return tasks, drop_overlong(prepared.held_out, chat, room=room, policy=recipe.evaluation.tasks.overlong)
 
 

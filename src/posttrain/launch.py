@@ -20,6 +20,7 @@ from posttrain.errors import CheckError, ConfigError, Interrupted, RecordError, 
 from posttrain.evals.record import append_result
 from posttrain.evals.result import EvalResult
 from posttrain.evals.run import evaluate
+from posttrain.evals.scores import score_quality
 from posttrain.loops import offline, sync
 from posttrain.loops.session import LOSSES, Progress, Session, silent
 from posttrain.models.load import Loaded
@@ -29,6 +30,7 @@ from posttrain.records.journal import Journal
 from posttrain.records.metrics import StepRecord
 from posttrain.records.run_directory import RunDirectory, fresh_path, refuse_used
 from posttrain.tasks.curriculum import Rests
+from posttrain.tasks.demonstrations import given_group
 from posttrain.tasks.order import TaskOrder, stable_hash
 from posttrain.tasks.taskset import TaskSet
 
@@ -157,7 +159,7 @@ async def go(session: Session, assembly: Assembly, run: RunDirectory, checks: Se
 def due(session: Session, run: RunDirectory) -> bool:
     """True if an evaluation belongs at this very step and is not on record yet."""
     settings, step = session.recipe.evaluation, session.state.step
-    if settings is None or any(row.get("step") == step for row in run.evals.read()):
+    if settings is None or any(row.get("step") == step for log in (run.evals, run.scores) for row in log.read()):
         return False
     if step == 0:
         return settings.before
@@ -170,6 +172,8 @@ def evaluation(assembly: Assembly, run: RunDirectory, results: list[EvalResult])
     assert recipe.evaluation is not None
     assert held_out is not None
     settings = recipe.evaluation
+    if assembly.prepared.algorithm.needs.scores:
+        return score_evaluation(assembly, run, held_out)
 
     async def measure(session: Session) -> Mapping[str, float]:
         session.progress.station("evaluate")
@@ -197,6 +201,26 @@ def evaluation(assembly: Assembly, run: RunDirectory, results: list[EvalResult])
             f"({first.low:.1%} to {first.high:.1%}) on {len(held_out)} held-out tasks"
         )
         return result.metrics()
+
+    return measure
+
+
+def score_evaluation(assembly: Assembly, run: RunDirectory, held_out: TaskSet) -> Any:
+    """The held-out accuracy and calibration of a score head as a coroutine function of its session."""
+    algorithm: Any = assembly.prepared.algorithm
+    learner: Any = assembly.learner
+    groups = [given_group(task, place, assembly.chat, algorithm.needs.data) for place, task in enumerate(held_out)]
+
+    async def measure(session: Session) -> Mapping[str, float]:
+        session.progress.station("evaluate")
+        found = score_quality(groups, algorithm=algorithm, learner=learner, pack=session.pack)
+        run.scores.append({"step": session.state.step, **asdict(found)})
+        what = "steps" if algorithm.needs.data == "steps" else "pairs"
+        session.progress.note(
+            f"step {session.state.step}: accuracy {found.accuracy:.1%} ({found.low:.1%} to {found.high:.1%}) on "
+            f"{found.count} held-out {what}, chance {found.chance:.1%}, calibration error {found.calibration_error:.3f}"
+        )
+        return found.metrics()
 
     return measure
 

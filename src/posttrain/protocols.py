@@ -162,6 +162,14 @@ class Refiner(Protocol):
         ...
 
 
+class ScoreAlgorithm(Algorithm, Protocol):
+    """An algorithm whose values are scores: it says at which tokens they are read."""
+
+    def refine(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Rows that are trained where a score is read."""
+        ...
+
+
 class Learner(Protocol):
     """Trains: owns the weights, the optimizer and the schedule."""
 

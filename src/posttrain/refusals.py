@@ -9,6 +9,7 @@ from posttrain.protocols import Algorithm
 
 def refuse_unfit_sections(recipe: Recipe, algorithm: Algorithm, *, scored: bool) -> None:
     """Raise ConfigError for a correction, curriculum or needs that this run has no use for; ``scored``: by rewards."""
+    refuse_unfit_critic(recipe, algorithm)
     name, needs = recipe.algorithm.type, algorithm.needs
     always = needs.engine and needs.on_policy >= 1
     if recipe.correction.type != "none" and not always:
@@ -26,6 +27,20 @@ def refuse_unfit_sections(recipe: Recipe, algorithm: Algorithm, *, scored: bool)
         raise ConfigError(
             f"algorithm '{name}' needs greedy rollouts and refills batches; a group that waits for the next batch "
             "would be compared with the greedy rollout of other weights"
+        )
+
+
+def refuse_unfit_critic(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Raise ConfigError for a [critic] section that nobody reads, or that is no score head where one is trained."""
+    name, critic = recipe.algorithm.type, recipe.critic
+    if critic is None:
+        return
+    if not algorithm.needs.values:
+        raise ConfigError(f"algorithm '{name}' needs no values, so the [critic] section would train nothing: remove it")
+    if algorithm.needs.scores and not critic.shared:
+        raise ConfigError(
+            f"algorithm '{name}' trains a score head on the model itself: write shared = true in [critic], or leave the "
+            "section out"
         )
 
 

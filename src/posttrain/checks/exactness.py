@@ -82,7 +82,7 @@ def check_layouts(
     """Loss and gradient do not depend on microbatch split, packing, prefix sharing or row order."""
     rng = np.random.default_rng(0)
     noisy = [replace(s, advantages=np.where(s.loss_mask, rng.standard_normal(), np.nan)) for s in samples]
-    weighed = weigh(noisy, algorithm.needs.streams, constant=64.0)
+    weighed = weigh(samples if algorithm.needs.scores else noisy, algorithm.needs.streams, constant=64.0)
     total = sum(len(sample) for sample in weighed)
     longest = max(len(sample) for sample in weighed)
     plain = _laid_out(weighed, longest * len(weighed), "padded", algorithm)

@@ -21,7 +21,7 @@ from posttrain.protocols import Algorithm, Engine, Env, Learner, Packer
 from posttrain.rollouts.group import Roller, roll_batch
 from posttrain.rollouts.rubric import Rubric
 from posttrain.tasks.chat import Chat
-from posttrain.tasks.demonstrations import asked, demonstration_group
+from posttrain.tasks.demonstrations import asked, given_group
 from posttrain.tasks.order import TaskOrder
 from posttrain.tasks.preferences import KINDS, candidate_group
 from posttrain.tasks.taskset import TaskSet
@@ -88,6 +88,10 @@ async def _run_checks(subject: Subject, announce: Callable[[CheckResult], None])
     keep(lambda: sampled.check_loss_mask(rows))
     if not samples:
         return tuple(results)
+    if algorithm.needs.scores:
+        scored = build_samples(groups, algorithm.advantages(groups))[:FEW]
+        keep(lambda: exactness.check_layouts(algorithm.refine(scored), learner, algorithm, subject.layouts))  # type: ignore[attr-defined]
+        return tuple(results)
     keep(lambda: exactness.check_ratio(samples, learner, subject.pack))
     if algorithm.needs.ref_logprobs:
         keep(lambda: exactness.check_reference(samples, learner, subject.pack))
@@ -151,7 +155,8 @@ def demonstrations(subject: Subject) -> list[Group]:
         few = range(min(GROUPS, len(subject.tasks)))
         return [candidate_group(subject.tasks[subject.order.index(p)], p, subject.chat) for p in few]
     few = range(min(GROUPS * MEMBERS, len(subject.tasks)))
-    return [demonstration_group(subject.tasks[subject.order.index(p)], p, subject.chat) for p in few]
+    data = subject.algorithm.needs.data
+    return [given_group(subject.tasks[subject.order.index(p)], p, subject.chat, data) for p in few]
 
 
 def rows_and_endings(groups: Sequence[Group], sampled_now: bool) -> tuple[list[Segment], list[Ending | None]]:

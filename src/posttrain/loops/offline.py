@@ -15,8 +15,7 @@ from posttrain.loops.numbers import sample_numbers
 from posttrain.loops.reference import References, attach, precompute
 from posttrain.loops.session import Clock, Session, step_numbers
 from posttrain.loops.sync import carry, learn
-from posttrain.tasks import demonstrations
-from posttrain.tasks.preferences import KINDS, candidate_group
+from posttrain.tasks.demonstrations import given_group
 from posttrain.types import Group, Task
 
 NOTHING: References = {}
@@ -78,5 +77,4 @@ def draw(session: Session) -> list[Group]:
 
 def demonstration_group(session: Session, position: int, task: Task) -> Group:
     """A demonstration as a group of one rollout without a reward; given answers as rollouts with rewards."""
-    make = candidate_group if session.algorithm.needs.data in KINDS else demonstrations.demonstration_group
-    return make(task, position, session.chat)
+    return given_group(task, position, session.chat, session.algorithm.needs.data)

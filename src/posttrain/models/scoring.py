@@ -77,7 +77,8 @@ class Scorer:
         """Return the hidden states [N, hidden size] that predict the trained tokens; none costs nothing."""
         if not len(rows.sources):
             width = self.model.get_input_embeddings().weight.shape[-1]
-            return next(self.model.parameters()).new_zeros(0, width)
+            nothing: torch.Tensor = next(self.model.parameters()).new_zeros(0, width)
+            return nothing
         use(self.model, plain_attention(self.model) if rows.images else self.implementation)
         extra = {} if plan is None else {"attention_plan": plan}
         # A model that sees gives image tokens positions of its own; on padded rows the usual ones are its default.

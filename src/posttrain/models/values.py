@@ -182,3 +182,21 @@ def last_trained(sample: Sample) -> int:
             f"row of group {sample.group}, rollout {sample.rollout} has no sampled token to read a score at"
         )
     return int(trained[-1])
+
+
+def read_last(samples: Sequence[Sample]) -> list[Sample]:
+    """Each rollout's row with its score read at its last trained token; its earlier segments train nothing."""
+    last = {(sample.group, sample.rollout): place for place, sample in enumerate(samples) if sample.loss_mask.any()}
+    return [
+        read_behind(sample, [last_trained(sample)] if last.get((sample.group, sample.rollout)) == place else [])
+        for place, sample in enumerate(samples)
+    ]
+
+
+def read_labelled(sample: Sample) -> Sample:
+    """The row with its scores read where it trains and ``advantages`` hold a label, not NaN; the labels move along."""
+    places = np.flatnonzero(sample.loss_mask & ~np.isnan(sample.advantages))
+    moved = read_behind(sample, places)
+    labels = np.full(len(moved), np.nan)
+    labels[places + 1] = sample.advantages[places]
+    return replace(moved, advantages=labels)

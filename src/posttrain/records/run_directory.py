@@ -1,6 +1,7 @@
 """The run directory: the one folder a run is resumed from, compared by and shared as.
 
-``config.toml`` · ``environment.json`` · ``metrics.jsonl`` · ``rollouts/`` · ``evals.jsonl`` · ``findings.jsonl`` ·
+``config.toml`` · ``environment.json`` · ``metrics.jsonl`` · ``rollouts/`` · ``evals.jsonl`` · ``scores.jsonl`` (of
+score heads) · ``findings.jsonl`` ·
 ``ledger.sqlite`` · ``checkpoints/``. Nothing is pickled.
 """
 
@@ -36,6 +37,7 @@ class RunDirectory:
         self._lock = held
         self.metrics = MetricsLog(path / "metrics.jsonl")
         self.evals = JsonLines(path / "evals.jsonl")
+        self.scores = JsonLines(path / "scores.jsonl")
         self.findings = JsonLines(path / "findings.jsonl")
         self.rollouts = RolloutStore(path / "rollouts")
         self.checkpoints = path / "checkpoints"
@@ -144,7 +146,7 @@ class RunDirectory:
             step: last step the checkpoint contains; 0 for the very beginning.
             next_position: first task position that the checkpoint's order had not issued.
         """
-        for log in (self.metrics, self.evals, self.findings, self.rollouts):
+        for log in (self.metrics, self.evals, self.scores, self.findings, self.rollouts):
             log.cut_back(step)
         self.ledger.cut_back(step, next_position)
         with explained("cutting back the checkpoints", self.path):

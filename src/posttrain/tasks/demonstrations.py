@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from posttrain.tasks.chat import Chat
+from posttrain.tasks.preferences import KINDS, candidate_group
+from posttrain.tasks.steps import step_group
 from posttrain.types import Ending, Group, Rollout, Task
 
 
@@ -27,3 +29,10 @@ def demonstration_group(task: Task, position: int, chat: Chat) -> Group:
         ending=Ending.STOP,
     )
     return Group(position=position, task=task, rollouts=(rollout,))
+
+
+def given_group(task: Task, position: int, chat: Chat, data: str) -> Group:
+    """What a task brings along as a group, by ``Needs.data``: rewarded answers, judged steps, or a demonstration."""
+    if data in KINDS:
+        return candidate_group(task, position, chat)
+    return (step_group if data == "steps" else demonstration_group)(task, position, chat)
