@@ -47,7 +47,7 @@ def recipe(kind: str, **sections: Any) -> Recipe:
         "algorithm": {"type": kind},
         "rewards": [
             {"type": "exact"},
-            {"name": "brief", "type": "length", "start": 4, "end": 12, "weight": 0.1},
+            {"name": "brief", "type": "length", "start": 4, "end": 12, "weight": 0.1, "only_if": "exact"},
         ],
         "rollouts": {"prompts_per_step": 16, "group_size": 8, "max_new_tokens": LIMIT},
         "batches": {"demonstrations_per_step": 64},

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from posttrain.cli.screen import CONSOLE
-from posttrain.compare.difference import Comparison, compare, token_json
-from posttrain.compare.figure import draw, refuse_figure
+from posttrain.compare.difference import Comparison, View, compare
+from posttrain.compare.figure import draw, refuse_figure, telling
 from posttrain.compare.sides import Side, resolve
 from posttrain.compare.stored import StoredBatch, packaged, run_step
 from posttrain.errors import ConfigError
 
+CONSOLE = Console(highlight=False)
 SIDE = "an algorithm, a library's preset, a recipe file or a run directory"
 
 
@@ -62,14 +64,14 @@ def show(found: Comparison) -> None:
     if found.batch is None:
         return
     CONSOLE.rule(escape(f"on {found.batch.label}"), align="left")
-    if found.numbers is None:
-        for reason in found.not_compared:
-            CONSOLE.print(f"no numbers: {escape(reason)}", soft_wrap=True)
+    for reason in found.not_compared:
+        CONSOLE.print(f"no numbers: {escape(reason)}", soft_wrap=True)
+    if not found.views:
         return
-    for note in (*found.batch.notes, *effect_notes(found)):
+    for note in dict.fromkeys((*found.batch.notes, *effect_notes(found))):
         CONSOLE.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
-    show_numbers(found)
-    show_tokens(found)
+    show_numbers(found.views)
+    show_tokens(found, telling(found.views))
 
 
 def show_sides(a: Side, b: Side) -> None:
@@ -98,51 +100,54 @@ def show_terms(found: Comparison) -> None:
 
 def effect_notes(found: Comparison) -> list[str]:
     """What stood in for what on each side."""
-    assert found.effects is not None
-    pairs = zip(("A", "B"), found.effects, strict=True)
-    return [f"{name}: {note}" for name, effect in pairs for note in effect.notes]
+    return [
+        f"{name}, {view.state.replace('_', ' ')}: {note}"
+        for view in found.views
+        for name, effect in zip(("A", "B"), view.effects, strict=True)
+        for note in effect.notes
+    ]
 
 
-def show_numbers(found: Comparison) -> None:
-    """Direction, size, and shares of tokens."""
-    numbers = found.numbers
-    assert numbers is not None
-    cosine = "undefined: one gradient is zero" if numbers.cosine is None else f"{numbers.cosine:.4f}"
-    CONSOLE.print(f"gradient cosine        [bold]{cosine}[/] over {numbers.tokens} tokens (1: the same direction)")
-    if numbers.ratio:
+MEASURES: tuple[tuple[str, str, str], ...] = (
+    ("gradient cosine (1: the same direction)", "cosine", "{:.4f}"),
+    ("learning-rate ratio (B moves so many times as far)", "ratio", "{:.4g}"),
+    ("tokens pushed the opposite way", "opposite", "{:.1%}"),
+    ("tokens moved by A only", "only_a", "{:.1%}"),
+    ("tokens moved by B only", "only_b", "{:.1%}"),
+    ("tokens whose share of the gradient differs > 2x", "resized", "{:.1%}"),
+    ("tokens that train on either side", "tokens", "{}"),
+)
+"""Label, number and format."""
+
+
+def show_numbers(views: Sequence[View]) -> None:
+    """Direction, size, and shares of tokens, in each state; and what the ratio means for a learning rate."""
+    table = Table("gradient by the tokens' log-probabilities", *(view.state.replace("_", " ") for view in views))
+    for label, name, form in MEASURES:
+        values = [getattr(view.numbers, name) for view in views]
+        table.add_row(label, *("-" if value is None else form.format(value) for value in values))
+    CONSOLE.print(table)
+    ratio = views[0].numbers.ratio
+    if ratio:
         CONSOLE.print(
-            f"learning-rate ratio    [bold]{numbers.ratio:.4g}[/]: B moves the log-probabilities so many times as far; "
-            f"an SGD rate tuned for A is worth {1 / numbers.ratio:.3g} times as much in B",
+            f"A learning rate tuned for A acts like [bold]{ratio:.3g}[/] of it in B under SGD: multiply it by "
+            f"{1 / ratio:.3g}. AdamW divides a constant factor out again; what stays there is where the gradient clip "
+            "begins, and the balance with a KL, an entropy bonus or weight decay.",
             soft_wrap=True,
         )
-        CONSOLE.print(
-            "[dim]                       AdamW divides a constant factor out again: what stays is where the gradient "
-            "clip begins, and the balance with a KL, an entropy bonus or weight decay[/]",
-            soft_wrap=True,
-        )
-    shares = (
-        ("pushed the opposite way", numbers.opposite),
-        ("moved by A only", numbers.only_a),
-        ("moved by B only", numbers.only_b),
-        ("same way, size differs > 2x", numbers.resized),
-    )
-    for label, share in shares:
-        CONSOLE.print(f"{label:<27} {share:7.1%} of tokens")
 
 
-def show_tokens(found: Comparison) -> None:
+def show_tokens(found: Comparison, view: View) -> None:
     """The tokens whose share of the gradient differs most."""
-    assert found.numbers is not None
-    if not found.numbers.most_changed:
+    if not view.numbers.most_changed:
         return
-    table = Table("rollout", "token", "advantage A", "B", "dL/dlogprob A", "B", title="tokens that change most")
-    for token in found.numbers.most_changed:
-        row = token_json(found, token)
+    title = f"tokens that change most ({view.state.replace('_', ' ')})"
+    table = Table("rollout", "token", "advantage A", "B", "dL/dlogprob A", "B", title=title, title_justify="left")
+    for token in view.numbers.most_changed:
+        row = found.token_json(view, token)
         piece = "" if row["piece"] is None else f" {row['piece']!r}"
         cells = [row[name] for name in ("advantage_a", "advantage_b", "coefficient_a", "coefficient_b")]
-        table.add_row(
-            f"{row['group']}.{row['rollout']}", f"{row['place']}{escape(piece)}", *("-" if c is None else f"{c:.4g}" for c in cells)
-        )
-    table.title_justify = "left"
+        numbers = ["-" if cell is None else f"{cell:.4g}" for cell in cells]
+        table.add_row(f"{row['group']}.{row['rollout']}", f"{row['place']}{escape(piece)}", *numbers)
     CONSOLE.print(table)
     CONSOLE.print("[dim]below 0 the token becomes likelier; -: it does not train[/]")

@@ -14,15 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from posttrain.compare.effect import Effect, Token, effect_of, lacking
 from posttrain.compare.sides import Side
 from posttrain.compare.stored import StoredBatch
+from posttrain.errors import PosttrainError
 
-__all__ = ["Comparison", "Numbers", "compare", "numbers_of"]
+__all__ = ["Comparison", "Numbers", "View", "compare", "numbers_of", "union"]
 
 SCHEMA = "posttrain.diff/1"
 MOST = 8
@@ -52,6 +53,18 @@ class Numbers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """Both sides on one state of the batch."""
+
+    state: Literal["first_step", "later_step"]
+    """Ratio 1, or after optimizer steps on the batch."""
+    effects: tuple[Effect, Effect]
+    """A's and B's effect."""
+    numbers: Numbers
+    """Their comparison."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """Everything that is shown."""
 
@@ -63,10 +76,8 @@ class Comparison:
     """Term, A's words, B's words; ``none`` where a side has no such term."""
     batch: StoredBatch | None = None
     """The stored batch."""
-    effects: tuple[Effect, Effect] | None = None
-    """Both effects, or None if one cannot be computed."""
-    numbers: Numbers | None = None
-    """Their comparison."""
+    views: tuple[View, ...] = ()
+    """First step, and later step if the batch knows one; empty if an effect cannot be computed."""
     not_compared: tuple[str, ...] = ()
     """Why the effects are not there."""
 
@@ -84,35 +95,61 @@ class Comparison:
             "terms": [{"term": t, "a": a, "b": b, "differs": a != b} for t, a, b in self.terms],
             "batch": batch_json(self.batch),
             "not_compared": list(self.not_compared),
-            "effect": None if self.numbers is None else self._effect_json(self.numbers),
+            "effects": {view.state: self._view_json(view) for view in self.views},
         }
 
-    def _effect_json(self, numbers: Numbers) -> dict[str, Any]:
-        assert self.effects is not None
-        assert self.batch is not None
+    def _view_json(self, view: View) -> dict[str, Any]:
+        numbers, effects = view.numbers, view.effects
         return {
             "tokens": numbers.tokens,
             "gradient_cosine": numbers.cosine,
             "learning_rate_ratio": numbers.ratio,
             "share": {name: getattr(numbers, name) for name in ("opposite", "only_a", "only_b", "resized")},
-            "loss": {"a": self.effects[0].loss, "b": self.effects[1].loss},
-            "notes": {"a": list(self.effects[0].notes), "b": list(self.effects[1].notes)},
-            "most_changed": [token_json(self, token) for token in numbers.most_changed],
-            "per_token": [token_json(self, token) for token in union(self.effects)],
+            "loss": {"a": effects[0].loss, "b": effects[1].loss},
+            "notes": {"a": list(effects[0].notes), "b": list(effects[1].notes)},
+            "most_changed": [self.token_json(view, token) for token in numbers.most_changed],
+            "per_token": [self.token_json(view, token) for token in union(effects)],
         }
+
+    def token_json(self, view: View, token: Token) -> dict[str, Any]:
+        """One token with both advantages and coefficients; None where it does not train."""
+        assert self.batch is not None
+        position, index, segment, place = token
+        row: dict[str, Any] = {"group": position, "rollout": index, "segment": segment, "place": place}
+        row["piece"] = self.batch.pieces.get((position, index, place)) if segment == 0 else None
+        for name, effect in zip("ab", view.effects, strict=True):
+            row[f"advantage_{name}"] = effect.advantages.get(token)
+            row[f"coefficient_{name}"] = effect.coefficients.get(token)
+        return row
 
 
 def compare(a: Side, b: Side, batch: StoredBatch | None) -> Comparison:
     """Compare the terms of two sides, and their effect on the batch if both can have one."""
     left, right = a.terms(), b.terms()
-    terms = tuple((name, left.get(name, "none"), right.get(name, "none")) for name in merged(list(left), list(right)))
+    names = merged(list(left), list(right))
+    terms = tuple((name, left.get(name, "none"), right.get(name, "none")) for name in names)
     if batch is None:
         return Comparison(a=a, b=b, terms=terms)
     reasons = tuple(f"{side.label}: {why}" for side in (a, b) if (why := lacking(side, batch)) is not None)
-    if reasons:
-        return Comparison(a=a, b=b, terms=terms, batch=batch, not_compared=reasons)
-    effects = effect_of(a, batch), effect_of(b, batch)
-    return Comparison(a=a, b=b, terms=terms, batch=batch, effects=effects, numbers=numbers_of(*effects))
+    views: list[View] = []
+    try:
+        if not reasons:
+            views = views_of(a, b, batch)
+    except PosttrainError as error:
+        reasons = (str(error),)
+    return Comparison(a=a, b=b, terms=terms, batch=batch, views=tuple(views), not_compared=reasons)
+
+
+def views_of(a: Side, b: Side, batch: StoredBatch) -> list[View]:
+    """Both effects on each state the batch knows; PosttrainError where an algorithm refuses the batch."""
+    states: list[tuple[Literal["first_step", "later_step"], StoredBatch]] = [("first_step", batch.first_step())]
+    if batch.moved:
+        states.append(("later_step", batch))
+    views = []
+    for state, seen in states:
+        effects = effect_of(a, seen), effect_of(b, seen)
+        views.append(View(state=state, effects=effects, numbers=numbers_of(*effects)))
+    return views
 
 
 def merged(left: Sequence[str], right: Sequence[str]) -> list[str]:
@@ -162,19 +199,6 @@ def cosine(left: np.ndarray, right: np.ndarray, norms: tuple[float, float]) -> f
     if not all(norms):
         return None
     return float(max(-1.0, min(1.0, math.fsum(left * right) / (norms[0] * norms[1]))))
-
-
-def token_json(found: Comparison, token: Token) -> dict[str, Any]:
-    """One token with both advantages and coefficients; None where it does not train."""
-    assert found.effects is not None
-    assert found.batch is not None
-    position, index, segment, place = token
-    row: dict[str, Any] = {"group": position, "rollout": index, "segment": segment, "place": place}
-    row["piece"] = found.batch.pieces.get((position, index, place)) if segment == 0 else None
-    for name, effect in zip("ab", found.effects, strict=True):
-        row[f"advantage_{name}"] = effect.advantages.get(token)
-        row[f"coefficient_{name}"] = effect.coefficients.get(token)
-    return row
 
 
 def side_json(side: Side) -> dict[str, Any]:

@@ -43,6 +43,7 @@ UNDERSTOOD = {
     "data",
     "refill",
     "greedy",
+    "groups",
     "entropy",
     *ATTACHED,
 }
@@ -180,7 +181,9 @@ def carriers(needs: Needs, groups: Sequence[Group]) -> tuple[list[Group], tuple[
         return pairs, (f"the best and the worst rollout of each of {len(pairs)} groups stand for its pairs",)
     if needs.data == "labels":
         return _labelled(groups), ("every rollout stands for a labelled answer: good if its reward is above 0.5",)
-    best = [replace(group, rollouts=tuple(r for r in group.rollouts if r.reward == max(group.rewards))) for group in mixed]
+    best = [
+        replace(group, rollouts=tuple(r for r in group.rollouts if r.reward == max(group.rewards))) for group in mixed
+    ]
     return best, ("the best rollouts of each group stand for its demonstrations",)
 
 

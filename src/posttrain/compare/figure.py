@@ -5,15 +5,16 @@ Needs matplotlib, the extra ``[figures]``; the ending of the file's name decides
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from posttrain.compare.difference import Comparison, union
+from posttrain.compare.difference import Comparison, View, union
 from posttrain.errors import ConfigError
 
-__all__ = ["FORMATS", "draw", "refuse_figure"]
+__all__ = ["FORMATS", "draw", "refuse_figure", "telling"]
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -29,7 +30,7 @@ def refuse_figure(path: Path) -> None:
 
 def _figure_class() -> Any:
     try:
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError("--figure needs matplotlib: pip install 'posttrain[figures]'") from error
     return Figure
@@ -37,28 +38,37 @@ def _figure_class() -> Any:
 
 def draw(found: Comparison, path: Path) -> None:
     """Write the figure; ConfigError if the comparison has no numbers."""
-    if found.effects is None or found.numbers is None:
+    if not found.views:
         raise ConfigError(f"--figure: there is nothing to draw: {'; '.join(found.not_compared) or 'no batch'}")
     figure = _figure_class()(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _gradients(left, found)
-    _advantages(right, found)
-    numbers = found.numbers
+    view = telling(found.views)
+    _gradients(left, found, view)
+    _advantages(right, found, view)
+    numbers = view.numbers
     cosine = "-" if numbers.cosine is None else f"{numbers.cosine:.3f}"
     ratio = "-" if numbers.ratio is None else f"{numbers.ratio:.3g}"
-    figure.suptitle(f"{found.a.label} and {found.b.label}: gradient cosine {cosine}, size of B over A {ratio}")
+    when = view.state.replace("_", " ")
+    figure.suptitle(f"{found.a.label} and {found.b.label}, {when}: gradient cosine {cosine}, size ratio {ratio}")
     figure.savefig(path, dpi=150, metadata={"Software": None} if path.suffix == ".png" else None)
 
 
-def _gradients(axes: Any, found: Comparison) -> None:
+def telling(views: Sequence[View]) -> View:
+    """The last state in which both sides move something, or the first of all."""
+    return next((view for view in reversed(views) if view.numbers.cosine is not None), views[0])
+
+
+def _gradients(axes: Any, found: Comparison, view: View) -> None:
     """One point per token, each side's gradient scaled to length one, so that only the direction is seen."""
-    assert found.effects is not None
-    a, b = (
-        np.array([effect.coefficients.get(token, 0.0) for token in union(found.effects)]) for effect in found.effects
-    )
+    tokens = union(view.effects)
+    a, b = (np.array([effect.coefficients.get(token, 0.0) for token in tokens]) for effect in view.effects)
     x, y = (-values / (np.linalg.norm(values) or 1.0) for values in (a, b))
-    opposite = x * y < 0
-    for where, colour, label in ((~opposite, "tab:blue", "same direction"), (opposite, "tab:red", "opposite")):
+    kinds = (
+        (x * y > 0, "tab:blue", "same direction"),
+        (x * y < 0, "tab:red", "opposite"),
+        ((x == 0) != (y == 0), "tab:orange", "one side only"),
+    )
+    for where, colour, label in kinds:
         axes.scatter(x[where], y[where], s=14, alpha=0.6, color=colour, label=f"{label} ({int(where.sum())} tokens)")
     reach = float(max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))) * 1.1 or 1.0
     axes.plot([-reach, reach], [-reach, reach], color="grey", linewidth=0.8)
@@ -70,11 +80,10 @@ def _gradients(axes: Any, found: Comparison) -> None:
     axes.legend(loc="upper left", fontsize=8)
 
 
-def _advantages(axes: Any, found: Comparison) -> None:
+def _advantages(axes: Any, found: Comparison, view: View) -> None:
     """Mean advantage of each rollout, group after group."""
-    assert found.effects is not None
-    keys = sorted({token[:2] for token in union(found.effects)})
-    for effect, side, marker in zip(found.effects, (found.a, found.b), "ox", strict=True):
+    keys = sorted({token[:2] for token in union(view.effects)})
+    for effect, side, marker in zip(view.effects, (found.a, found.b), "ox", strict=True):
         means = [
             np.mean([value for token, value in effect.advantages.items() if token[:2] == key] or [np.nan])
             for key in keys

@@ -1,7 +1,7 @@
 """A stored batch: scored rollouts with what every model said of their tokens, to compare algorithms on.
 
-The packaged one comes from a real run of the toy model (``bench/make_stored_batch.py``): eight groups of eight, seven of
-them with different rewards, trained on for eight optimizer steps, so that ratios differ from one and clips act. A
+The packaged one comes from a real run of the toy model (``bench/make_stored_batch.py``): eight groups of eight, seven
+of them with different rewards, trained on for eight optimizer steps, so that ratios differ from one and clips act. A
 run directory's step has what the run stored; what it did not store is said, never made up.
 """
 
@@ -45,6 +45,17 @@ class StoredBatch:
     notes: tuple[str, ...] = ()
     """What a reader must know."""
 
+    @property
+    def moved(self) -> bool:
+        """Whether the policy is known after optimizer steps on this batch, so that ratios differ from one."""
+        return self.numbers["logprobs"] is not self.numbers["old_logprobs"]
+
+    def first_step(self) -> StoredBatch:
+        """The batch as the first optimizer step sees it: the policy is still the one that sampled."""
+        before = {"logprobs": "old_logprobs", "values": "old_values"}
+        numbers = {name: self.numbers[before.get(name, name)] for name in self.numbers}
+        return replace(self, numbers=numbers)
+
     def has(self, name: str) -> bool:
         """Whether a number is known for every sampled token."""
         return name in self.numbers
@@ -63,7 +74,7 @@ def packaged() -> StoredBatch:
         numbers=numbers,
         longest=12.0,
         pieces=dict(zip(keys, table["piece"], strict=True)),
-        notes=("the policy has moved eight optimizer steps since it sampled, so ratios differ from 1",),
+        notes=("later step: eight optimizer steps on this batch, ratios differ from 1 and clips act",),
     )
 
 
@@ -99,7 +110,7 @@ def run_step(path: str | Path, step: int) -> StoredBatch:
         rows = {key: tuple(getattr(part, name) for part in parts) for key, parts in columns.items()}
         if rows and all(row is not None for parts in rows.values() for row in parts):
             numbers[name] = rows
-    notes = ["a run stores no log-probabilities from after the update: the ratio is 1, so no clip acts"]
+    notes = ["a run stores no log-probabilities from after the update: only the first step, ratio 1, is compared"]
     if "old_logprobs" not in numbers:
         numbers["old_logprobs"] = {key: _reported(rollout) for key, rollout in rollouts.items()}
         notes.append("old_logprobs were not stored for every row: the engine's own stand for them")

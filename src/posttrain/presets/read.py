@@ -60,7 +60,7 @@ def with_preset(algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if preset.algorithm != algorithm:
         raise ConfigError(
             f"preset '{name}' is a formula of algorithm '{preset.algorithm}', not of '{algorithm}': "
-            f"write type = \"{preset.algorithm}\""
+            f'write type = "{preset.algorithm}"'
         )
     return {**preset.options, **{key: value for key, value in options.items() if key != "preset"}}
 
