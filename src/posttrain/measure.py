@@ -11,12 +11,16 @@ from typing import Any
 from posttrain.assemble import build_rubric
 from posttrain.config import Model, Plug, RewardPart, Rollouts, Settings, Tasks, validate
 from posttrain.errors import ConfigError
+from posttrain.evals.best_of_n import best_of_n
 from posttrain.evals.result import EvalResult
 from posttrain.evals.run import evaluate as run_evaluation
+from posttrain.evals.searched import Searched
+from posttrain.evals.step_search import StepSearch, step_search
 from posttrain.models.load import load_model
 from posttrain.models.threads import apply_threads, choose_threads
 from posttrain.plugs import build_plug
 from posttrain.records.run_directory import RunDirectory
+from posttrain.rollouts.rubric import Rubric
 from posttrain.tasks.chat import Chat
 from posttrain.tasks.overlong import drop_overlong
 from posttrain.tasks.source import load_tasks, task_set
@@ -94,6 +98,112 @@ def evaluate(
     directory offers its own. Raises ConfigError, DataError or ModelError where something is missing, before anything
     is loaded.
     """
+    opened = bench(
+        model,
+        tasks=tasks,
+        reward=reward,
+        rollouts=rollouts,
+        samples=samples,
+        k=k,
+        seed=seed,
+        threads=threads,
+        notes=notes,
+    )
+    protocol = opened.protocol
+    return asyncio.run(
+        run_evaluation(
+            opened.tasks,
+            engine=opened.engine,
+            chat=opened.chat,
+            rubric=opened.rubric,
+            make_env=opened.make_env,
+            sampling=protocol.rollouts.sampling(),
+            samples=protocol.samples,
+            seed=protocol.seed,
+            ks=protocol.k,
+            max_turns=protocol.rollouts.max_turns,
+            progress=progress,
+            label=opened.label,
+        )
+    )
+
+
+def search(
+    model: str | Path,
+    *,
+    tasks: str | Path | Tasks | TaskSet | Mapping[str, Any] | Sequence[Any] | None = None,
+    reward: RewardLike | Sequence[RewardLike] | None = None,
+    judge: RewardLike | Sequence[RewardLike] | None = None,
+    steps: StepSearch | None = None,
+    rollouts: Rollouts | None = None,
+    samples: int = 8,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Announce | None = None,
+    notes: Callable[[str], Any] = lambda text: None,
+) -> Searched:
+    """Spend compute at test time: best of ``samples``, or with ``steps`` a beam search over steps.
+
+    ``reward`` verifies answers, ``judge`` chooses among them (best-of-N without one shows what a perfect judge would
+    reach; a step search needs one). The rest is as for `evaluate`.
+    """
+    parts = reward_parts(judge)
+    if steps is not None and not parts:
+        raise ConfigError("a step search needs a judge of unfinished answers: give --judge, or judge=...")
+    opened = bench(
+        model, tasks=tasks, reward=reward, rollouts=rollouts, samples=samples, seed=seed, threads=threads, notes=notes
+    )
+    judging = build_rubric(parts) if parts else None
+    shared: dict[str, Any] = {
+        "engine": opened.engine,
+        "chat": opened.chat,
+        "rubric": opened.rubric,
+        "sampling": opened.protocol.rollouts.sampling(),
+        "seed": seed,
+        "progress": progress,
+        "label": opened.label,
+    }
+    if steps is not None and judging is not None:
+        return asyncio.run(step_search(opened.tasks, judge=judging, settings=steps, **shared))
+    turns = opened.protocol.rollouts.max_turns
+    return asyncio.run(
+        best_of_n(opened.tasks, judge=judging, samples=samples, make_env=opened.make_env, max_turns=turns, **shared)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """A model ready to be measured."""
+
+    tasks: TaskSet
+    """Tasks that fit the window."""
+    engine: Any
+    """Samples."""
+    chat: Chat
+    """Messages to ids and back."""
+    rubric: Rubric
+    """Verifies."""
+    make_env: Callable[[], Any]
+    """Makes one single-use environment."""
+    protocol: Protocol
+    """How it is measured."""
+    label: str
+    """The model's name."""
+
+
+def bench(
+    model: str | Path,
+    *,
+    tasks: Any,
+    reward: RewardLike | Sequence[RewardLike] | None,
+    rollouts: Rollouts | None,
+    samples: int,
+    k: Sequence[int] = (1,),
+    seed: int,
+    threads: int | None,
+    notes: Callable[[str], Any],
+) -> Bench:
+    """Validate the protocol, then load the model and what measures it."""
     offered = source(str(model))
     given = given_tasks(tasks) if tasks is not None else offered.tasks
     section, chosen = chosen_tasks(given or _missing("tasks", model, "--tasks FILE.jsonl"), seed, offered)
@@ -126,22 +236,14 @@ def evaluate(
         stop_ids=chat.stop_ids,
     )
     room = max(loaded.window - protocol.rollouts.max_new_tokens, 1)
-    chosen = drop_overlong(chosen, chat, room=room, policy=section.overlong)
-    return asyncio.run(
-        run_evaluation(
-            chosen,
-            engine=engine,
-            chat=chat,
-            rubric=rubric,
-            make_env=lambda: build_plug("envs", protocol.rollouts.env),
-            sampling=protocol.rollouts.sampling(),
-            samples=protocol.samples,
-            seed=protocol.seed,
-            ks=protocol.k,
-            max_turns=protocol.rollouts.max_turns,
-            progress=progress,
-            label=loaded.name,
-        )
+    return Bench(
+        tasks=drop_overlong(chosen, chat, room=room, policy=section.overlong),
+        engine=engine,
+        chat=chat,
+        rubric=rubric,
+        make_env=lambda: build_plug("envs", protocol.rollouts.env),
+        protocol=protocol,
+        label=loaded.name,
     )
 
 
