@@ -1,8 +1,9 @@
-"""Step-verifier beam search: write N beams step by step, score the steps, keep the best N / M, expand each M times.
+"""Step-verifier beam search: write N beams step by step, score the steps, keep the best N / M and continue those.
 
 Snell et al., arXiv 2408.03314 (and Hugging Face's search-and-learn). A step ends at a delimiter; the judge reads the
 text so far and its score is the newest step's; a beam's score aggregates its steps (`functional.search.AGGREGATIONS`:
-last and min suit search, product punishes length). A finished beam keeps its score and takes no more part. Beams are
+last and min suit search, product punishes length). A finished beam keeps its score and takes no more part; where equal
+or finished beams leave fewer than N / M, the rest are continued more often, so that every step writes N. Beams are
 token-exact: a row is the prompt's ids and what was sampled, extended, never tokenised again.
 """
 
@@ -36,7 +37,7 @@ class StepSearch(Settings):
     beams: int = Field(4, gt=0)
     """N: beams written at each step."""
     expansions: int = Field(4, gt=0)
-    """M: continuations of each kept beam; N / M are kept."""
+    """M: at least so many continuations of each kept beam; at most N / M different ones are kept."""
     delimiter: str = Field("\n", min_length=1)
     """Text that ends a step."""
     max_steps: int = Field(16, gt=0)
@@ -185,13 +186,13 @@ async def _write(beam: Beam, prompt: Sequence[int], searcher: Searcher, seed: in
 
 
 def _expanded(beams: Sequence[Beam], searcher: Searcher) -> list[Beam]:
-    """The best different beams, each as often as it is continued."""
+    """The best different beams in turn, until all N places are taken."""
     if not beams:
         return []
     settings = searcher.settings
     texts = [searcher.chat.decode(beam.ids) for beam in beams]
     kept = keep_beams([_score(b, settings) for b in beams], texts, width=settings.beams // settings.expansions)
-    return [beams[index] for index in kept for _ in range(settings.expansions)]
+    return [beams[kept[place % len(kept)]] for place in range(settings.beams)]
 
 
 def _score(beam: Beam, settings: StepSearch) -> float:
