@@ -57,7 +57,7 @@ def test_an_algorithm_takes_the_batch_s_longest_completion():
 
 
 def test_a_wrong_word_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="'grpoo' is no algorithm.*Did you mean 'grpo'"):
+    with pytest.raises(ConfigError, match=r"'grpoo' is no algorithm.*Did you mean 'grpo'"):
         resolve("grpoo")
 
 

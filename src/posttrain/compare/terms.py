@@ -98,15 +98,15 @@ def by_name(options: Options) -> tuple[dict[str, str], set[str]]:
 def by_needs(needs: Needs) -> dict[str, str]:
     """Terms that needs give away: data, reductions, filter, critic."""
     found = {"trains on": "rollouts sampled now by the policy itself" if needs.engine else DATA[needs.data]}
+    main = needs.streams.get("policy", next(iter(needs.streams.values()), None))
+    if main is not None:
+        found["reduction"] = REDUCTIONS.get(main, main)
     for part, mode in needs.streams.items():
-        words = REDUCTIONS.get(mode, mode)
-        if part == "policy":
-            found["reduction"] = words
-        elif mode != needs.streams.get("policy"):
-            found[f"reduction of the {part} loss"] = words
+        if mode != main:
+            found[f"reduction of the {part} loss"] = REDUCTIONS.get(mode, mode)
     if needs.refill:
         found["filter"] = f"groups of equal rewards are dropped and replaced, at most {needs.refill} times per batch"
-    if needs.values:
+    if needs.values and not needs.scores:
         found["critic"] = "a critic predicts returns"
     return found
 
