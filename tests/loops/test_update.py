@@ -65,6 +65,18 @@ def test_still_samples_count_in_the_weights():
     assert 1 / 8 == float(learner.batches[0][2].token_weight["policy"][0])
 
 
+def test_the_record_has_the_log_probabilities_of_the_only_step():
+    result, _ = run_update(rows())
+    found = [sample.old_logprobs[sample.loss_mask] for sample in result.samples if sample.old_logprobs is not None]
+    assert [0.0] == sorted(set(np.abs(np.concatenate(found))))
+
+
+def test_still_samples_have_none_in_the_record():
+    result, learner = run_update(rows())
+    forwarded = {(s.group, s.rollout) for _, samples, _ in learner.batches for s in samples}
+    assert forwarded == {(s.group, s.rollout) for s in result.samples if s.old_logprobs is not None}
+
+
 def test_a_batch_where_nothing_moves_makes_no_step():
     done, learner = run_update(rows(1, 2, still={(0, 0), (0, 1)}), epochs=2)
     assert ((), 0, [], 4) == (done.steps, learner.steps, learner.batches, done.still)

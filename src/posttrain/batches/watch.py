@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,11 +14,15 @@ from posttrain.protocols import LossFunction
 from posttrain.types import Loss, Stat, TokenBatch
 
 
-def watched(loss: LossFunction) -> LossFunction:
-    """Return the loss with the watched numbers added to its stats; the total is untouched."""
+def watched(loss: LossFunction, heard: Callable[[np.ndarray], None] = lambda logprobs: None) -> LossFunction:
+    """Return the loss with the watched numbers added to its stats; the total is untouched.
+
+    ``heard`` is given the log-probabilities, float64 [N], that the gradient was taken at.
+    """
 
     def call(batch: TokenBatch, logprobs: Tensor, entropy: Tensor | None, values: Tensor | None) -> Loss:
         result = loss(batch, logprobs, entropy, values)
+        heard(logprobs.detach().double().cpu().numpy())
         with torch.no_grad():
             stats = watch(batch, logprobs, entropy, values)
         return Loss(total=result.total, stats={**stats, **result.stats})

@@ -68,21 +68,37 @@ def update(
     samples, gap = correct(samples, correction)
     stats: list[Mapping[str, Stat]] = []
     steps: list[StepStats] = []
+    said: dict[int, np.ndarray] = {}
+    weighed: list[Sample] = []
     computed = still = 0
     for epoch in range(batches.epochs):
         for part in split_minibatches(samples, batches.minibatches, (*seed, epoch)):
-            alive = moving(weigh(part, algorithm.needs.streams, constant=constant))
+            weighed = weigh(part, algorithm.needs.streams, constant=constant)
+            alive = moving(weighed)
             still += len(part) - len(alive)
             for microbatch in pack(alive):
-                stats.append(learner.forward_backward(microbatch, watched(algorithm.loss)))
+                heard: list[np.ndarray] = []
+                stats.append(learner.forward_backward(microbatch, watched(algorithm.loss, heard.append)))
+                rows = scatter(microbatch.samples, heard[0])
+                said |= {id(sample): row for sample, row in zip(microbatch.samples, rows, strict=True)}
                 computed += microbatch.token_count
                 between()
             if alive:
                 steps.append(learner.step())
+    if not anchored and batches.epochs * batches.minibatches == 1:
+        samples = as_trained(samples, [said.get(id(sample)) for sample in weighed])
     merged = {name: per_step(name, stat, len(steps)) for name, stat in merge_stats(stats).items()}
     own: Mapping[str, float] = getattr(algorithm, "numbers", dict)()
     merged |= {name: Stat(kind="mean", value=number) for name, number in {**own, **gap}.items()}
     return Update(stats=merged, steps=tuple(steps), computed=computed, still=still, samples=tuple(samples))
+
+
+def as_trained(samples: Sequence[Sample], rows: Sequence[np.ndarray | None]) -> list[Sample]:
+    """The samples with the log-probabilities their only gradient was taken at, so that the record has both sides."""
+    return [
+        sample if row is None or sample.old_logprobs is not None else replace(sample, old_logprobs=row)
+        for sample, row in zip(samples, rows, strict=True)
+    ]
 
 
 def per_step(name: str, stat: Stat, steps: int) -> Stat:
