@@ -69,6 +69,11 @@ def test_outliers_are_left_out_most():
     assert 9 == int(counts.argmin())
 
 
+def test_rounding_at_the_start_decides_nothing():
+    noise = np.random.default_rng(0).normal(size=10) * 1e-6
+    assert kept(build().refine(batch(noise))) == kept(build().refine(batch(noise[::-1])))
+
+
 def test_the_same_seed_and_state_draw_the_same_pairs():
     gaps = np.linspace(-2, 2, 12)
     assert kept(build(seed=3).refine(batch(gaps))) == kept(build(seed=3).refine(batch(gaps)))

@@ -93,6 +93,10 @@ def test_each_loss_knows_where_it_starts(loss, expected):
     assert algorithm.start == pytest.approx(value(evaluate(algorithm, reference="pi")))
 
 
+def test_a_weighted_loss_has_no_known_start():
+    assert build(weighting="wpo").start is None
+
+
 ALGORITHMS = [
     build(),
     build(loss="ipo_average", nll_coefficient=0.5, nll_normaliser="batch_token_mean"),

@@ -31,6 +31,9 @@ from posttrain.types import Loss, Needs, Sample, TokenBatch
 
 __all__ = ["BetaDPO", "Config"]
 
+ROUNDING = 1e-3
+"""Deviation of gaps, in nats, up to which they differ by rounding: at the start policy and reference are alike."""
+
 
 class Config(Settings):
     """The paper's constants."""
@@ -78,7 +81,8 @@ class BetaDPO(Comparing):
             return list(samples)
         values = torch.tensor(list(gaps.values()), dtype=torch.float64)
         self._moments = self._moments.observe(values)
-        weights = log_typicality(values, self._moments)
+        varied = self._moments.deviation > ROUNDING
+        weights = log_typicality(values, self._moments) if varied else torch.zeros_like(values)
         kept = draw_kept(weights, drop_share=config.drop_share, seed=config.seed * 1_000_003 + self._moments.updates)
         mean = float(values[kept].mean())
         limits = {"beta": config.beta, "strength": config.strength, "floor": config.floor}

@@ -88,8 +88,8 @@ class DPO(Comparing):
             whole_groups=True,
             data="preferences",
         )
-        self.start = float(self.per_pair(equal_pair()))
-        """The preference loss where policy equals reference: ln 2 for DPO."""
+        self.start = float(self.per_pair(equal_pair())) if config.weighting == "none" else None
+        """The preference loss where policy equals reference, if nothing weighs it: ln 2 for DPO."""
 
     def per_pair(self, pairs: Pairs) -> Tensor:
         """The loss of each pair, [P]."""
