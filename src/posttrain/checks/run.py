@@ -14,9 +14,8 @@ from posttrain.checks import exactness, sampled
 from posttrain.checks.padding import check_padding_side
 from posttrain.checks.preferences import check_equal_answers, check_preference_start
 from posttrain.checks.report import CheckResult
-from posttrain.checks.teacher import check_teacher
+from posttrain.checks.teacher import check_teacher, disagreeing
 from posttrain.loops.sync import refuse_broken_rewards
-from posttrain.loops.update import with_teacher
 from posttrain.protocols import Algorithm, Engine, Env, Learner, Packer
 from posttrain.rollouts.group import Roller, roll_batch
 from posttrain.rollouts.rubric import Rubric
@@ -81,7 +80,7 @@ async def _run_checks(subject: Subject, announce: Callable[[CheckResult], None])
     samples = [sample for sample in rows if sample.loss_mask.any()]
     learner, algorithm = subject.learner, subject.algorithm
     if algorithm.needs.teacher_logprobs:
-        samples = with_teacher(samples, learner, subject.pack)
+        samples = disagreeing(samples, learner, subject.pack)
     few = [sample for sample in samples if sample.rollout < MEMBERS - 1][:FEW] or samples[:FEW]
     keep(lambda: sampled.check_template(subject.chat))
     keep(lambda: sampled.check_stop_trained(*rows_and_endings(groups, algorithm.needs.engine), subject.chat.stop_ids))

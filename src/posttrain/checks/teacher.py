@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from posttrain.checks.report import CheckResult, stated
 from posttrain.functional.distill_sampled import start_gap
-from posttrain.loops.update import own_logprobs, teacher_logprobs
+from posttrain.loops.update import own_logprobs, teacher_logprobs, with_teacher
 from posttrain.protocols import Learner, Packer
 from posttrain.types import Sample
 
 LIMIT = 0.15
 """Nats per token above which a teacher counts as far (see `functional.distill_sampled.start_gap`)."""
+
+
+def disagreeing(samples: Sequence[Sample], learner: Learner, packer: Packer) -> list[Sample]:
+    """Samples with their teacher's log-probabilities less one nat, for checks that compare gradients.
+
+    Where teacher and student agree the gradient is rounding alone, and its relative differences mean nothing.
+    """
+    taught = with_teacher(samples, learner, packer)
+    return [replace(s, teacher_logprobs=s.teacher_logprobs - 1.0) for s in taught if s.teacher_logprobs is not None]
 
 
 def check_teacher(samples: Sequence[Sample], learner: Learner, packer: Packer) -> CheckResult:
