@@ -1,6 +1,7 @@
 # posttrain's everyday commands. They work from a fresh clone and need python3 >= 3.11.
 #   make demo    set up .venv, then warm start, GRPO and evaluation on a toy model
 #   make test    set up .venv, then the fast tests         make test-all  the slow ones too
+#   make docs    write docs/algorithms from docstrings, options, notes and measured curves
 #   make lint    ruff, mypy and the import contracts       make clean     remove .venv and what tools left behind
 # Choose the interpreter with PYTHON=..., pass options to pytest with PYTEST_ARGS="...".
 
@@ -12,7 +13,7 @@ READY_DEV := $(VENV)/.ready-dev
 TORCH := $(shell grep '^torch==' requirements.lock)
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: demo test test-all lint setup clean
+.PHONY: demo test test-all docs lint setup clean
 
 demo: $(READY)
 	$(BIN)/posttrain demo
@@ -22,6 +23,9 @@ test: $(READY_DEV)
 
 test-all: $(READY_DEV)
 	$(BIN)/python -m pytest -m "" $(PYTEST_ARGS)
+
+docs: $(READY_DEV)
+	$(BIN)/posttrain explain --write docs/algorithms
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

@@ -58,7 +58,9 @@ def test_a_preset_names_every_term_that_differs_from_ours_or_could(name):
 
 
 def test_nemo_s_scale_is_off_where_the_others_agree():
-    assert pytest.approx([-0.1] + [0.1 / 7 / 0.0377964473] * 7, abs=1e-3) == advantages("nemo-rl-0.7", [0.2] + [0.3] * 7)
+    assert pytest.approx([-0.1] + [0.1 / 7 / 0.0377964473] * 7, abs=1e-3) == advantages(
+        "nemo-rl-0.7", [0.2] + [0.3] * 7
+    )
 
 
 def test_an_option_beside_the_preset_wins():
