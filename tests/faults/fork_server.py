@@ -28,6 +28,7 @@ from posttrain.models.tiny import build_toy
 
 VERBS = (check, eval, train)
 PLUGS = (
+    "algorithms.dapo",
     "algorithms.grpo",
     "algorithms.sft",
     "engines.local",

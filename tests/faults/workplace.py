@@ -18,6 +18,10 @@ def digits(rollout):
     return sum(letter.isdigit() for letter in rollout.text) / 4
 
 
+def spoilt(rollout):
+    return 1.0 if int(rollout.task.answer) % 2 == 0 else float(sum(map(ord, rollout.text)) % 2)
+
+
 def nan(rollout):
     return float("nan")
 
@@ -75,6 +79,12 @@ VARIANTS = {
     "kl": ONLINE | {"algorithm": {"type": "grpo", "kl_coefficient": 0.04}},
     "minibatches": ONLINE | {"batches": {"epochs": 2, "minibatches": 2, "tokens_per_microbatch": 64}},
     "lora": ONLINE | {"model": {"path": "model", "lora": {"rank": 2, "dropout": 0.1}}},
+    "refill": ONLINE
+    | {
+        "run": {"name": "tiny", "steps": STEPS, "checkpoint_every": 1, "seed": 7},
+        "algorithm": {"type": "dapo"},
+        "rewards": [{"type": "function", "name": "spoilt", "function": "my_rewards:spoilt", "inline": True}],
+    },
     "offline": OFFLINE,
 }
 """Recipes that must all survive."""
