@@ -107,6 +107,16 @@ def test_a_term_that_one_side_lacks_reads_none():
     assert "none" == found["clip"][0]
 
 
+def test_a_default_that_the_other_side_has_no_word_for_is_left_out():
+    found = {term for term, _, _ in compare(resolve("dpo"), resolve("grpo"), None).terms}
+    assert "smoothing" not in found
+
+
+def test_a_changed_option_is_shown_all_the_same():
+    found = {term: a for term, a, _ in compare(resolve("dpo", ["smoothing=0.01"]), resolve("grpo"), None).terms}
+    assert "0.01" in found["smoothing"]
+
+
 def test_what_cannot_be_computed_is_said():
     found = compare(resolve("grpo"), resolve("plackett_luce"), BATCH)
     assert ((), True) == (found.views, "rankings" in found.not_compared[0])

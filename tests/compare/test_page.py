@@ -63,7 +63,8 @@ def test_an_algorithm_of_one_s_own_has_a_page(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     text = page("mine_for_a_page:Mine")
     assert "<https://example.org/mine>" in text
-    assert "| force | 2: How hard it pushes. |" in text
+    assert "| `force` | 2 | How hard it pushes. |" in text
+    assert "| force |" not in text
 
 
 def test_an_unknown_algorithm_is_refused():

@@ -126,7 +126,8 @@ class Comparison:
 def compare(a: Side, b: Side, batch: StoredBatch | None) -> Comparison:
     """Compare the terms of two sides, and their effect on the batch if both can have one."""
     left, right = a.terms(), b.terms()
-    names = merged(list(left), list(right))
+    idle = (a.idle() - right.keys()) | (b.idle() - left.keys())
+    names = [name for name in merged(list(left), list(right)) if name not in idle]
     terms = tuple((name, left.get(name, "none"), right.get(name, "none")) for name in names)
     if batch is None:
         return Comparison(a=a, b=b, terms=terms)

@@ -14,7 +14,7 @@ from typing import Any
 
 from posttrain.compare.cost import cost_of, cost_row
 from posttrain.compare.notes import Note, plain, read_note
-from posttrain.compare.terms import algorithm_terms
+from posttrain.compare.terms import algorithm_terms, idle_terms
 from posttrain.config import Plug
 from posttrain.errors import ConfigError
 from posttrain.plugs import build_plug, find_plug, plug_names, validated
@@ -42,7 +42,7 @@ def page(name: str) -> str:
         "## Formula",
         f"```text\n{text}\n```",
         "## Terms",
-        table(("term", "here"), algorithm_terms(algorithm, config, note).items()),
+        table(("term", "here"), telling_terms(algorithm, config, note)),
         "## Defaults",
         defaults(config),
         "## What it needs",
@@ -52,6 +52,12 @@ def page(name: str) -> str:
         *library_presets(name),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def telling_terms(algorithm: Any, config: Any, note: Note | None) -> list[tuple[str, str]]:
+    """The terms, without options at their defaults, which have a table of their own."""
+    idle = idle_terms(algorithm, config, note)
+    return [item for item in algorithm_terms(algorithm, config, note).items() if item[0] not in idle]
 
 
 def page_index() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.compare.notes import plain, read_note
-from posttrain.compare.terms import algorithm_terms
+from posttrain.compare.terms import algorithm_terms, idle_terms
 from posttrain.config import Plug, Recipe, apply_override, read_recipe
 from posttrain.errors import ConfigError
 from posttrain.plugs import build_plug, plug_names, validated
@@ -45,6 +45,10 @@ class Side:
         """The algorithm's terms, then those of the recipe around it."""
         found = algorithm_terms(self.algorithm, self.config, read_note(self.plug.type))
         return found | (recipe_terms(self.recipe, engine=self.algorithm.needs.engine) if self.recipe else {})
+
+    def idle(self) -> set[str]:
+        """Terms that only say an option's default."""
+        return idle_terms(self.algorithm, self.config, read_note(self.plug.type))
 
     def constant(self, stored: float) -> float:
         """L of seq-mean-token-sum-norm: the recipe's max_new_tokens, or that of the stored batch."""

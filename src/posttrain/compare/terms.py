@@ -16,7 +16,7 @@ from posttrain.compare.notes import Note, plain, term_fields, term_text
 from posttrain.protocols import Algorithm
 from posttrain.types import Needs
 
-__all__ = ["ORDER", "REDUCTIONS", "algorithm_terms"]
+__all__ = ["ORDER", "REDUCTIONS", "algorithm_terms", "idle_terms"]
 
 ORDER = (
     "trains on",
@@ -77,6 +77,23 @@ def algorithm_terms(algorithm: Algorithm, config: Any, note: Note | None) -> dic
     return dict(sorted(found.items(), key=lambda item: places.get(item[0], len(ORDER))))
 
 
+def idle_terms(algorithm: Algorithm, config: Any, note: Note | None) -> set[str]:
+    """Terms that are an option's own name at its default value: not worth a line beside an algorithm without it."""
+    fields = getattr(type(config), "model_fields", {})
+    options = option_values(config)
+    spoken = by_name(options)[1].union(*(term_fields(term) for term in (note.terms.values() if note else ())))
+    return {
+        term_name(name)
+        for name, field in fields.items()
+        if name not in spoken and options[name] == field.get_default(call_default_factory=True)
+    }
+
+
+def term_name(option: str) -> str:
+    """What an option is called as a term."""
+    return option.replace("_", " ")
+
+
 def option_values(config: Any) -> dict[str, Any]:
     """Options by name, as they stand in the Config (or in the bare section of a plug without one)."""
     if isinstance(config, pydantic.BaseModel):
@@ -116,7 +133,7 @@ def unspoken(config: Any, options: Options, spoken: set[str]) -> dict[str, str]:
     fields = getattr(type(config), "model_fields", {})
     sentences = {name: (field.description or "").split("\n")[0] for name, field in fields.items()}
     return {
-        name.replace("_", " "): f"{plain(value)}: {sentences.get(name, '')}".rstrip(": ")
+        term_name(name): f"{plain(value)}: {sentences.get(name, '')}".rstrip(": ")
         for name, value in options.items()
         if name not in spoken
     }
