@@ -195,10 +195,10 @@ def test_prompts_without_answers_are_refused(tmp_path):
 def test_the_recipe_learns(name, tmp_path):
     result = launch(read_recipe(RECIPES / f"{name}.toml", [f"run.directory={tmp_path / 'run'}"]))
     first, last = result.steps[:5], result.steps[-5:]
-    assert mean(last, "accuracy") > 0.55 > mean(first, "accuracy")
-    assert mean(last, "loss/preference") < mean(first, "loss/preference")
+    assert mean(last, "accuracy") > 0.8 > mean(first, "accuracy")
+    assert mean(last, "loss/preference") < 0.6 * mean(first, "loss/preference")
     if name == "toy_dpo":
-        assert mean(last, "margin/mean") > mean(first, "margin/mean") + 0.1
+        assert mean(last, "margin/mean") > mean(first, "margin/mean") + 1
 
 
 def mean(records, name):
