@@ -174,3 +174,23 @@ def test_the_damaged_checkpoint_is_gone_after_the_resume(run, learner):
 def test_a_batch_can_be_kept_apart(run):
     path = Journal(run).keep_batch(3, [build_group()], [])
     assert (run.path / "kept", True) == (path.parent, path.is_file())
+
+
+def test_groups_that_wait_come_back_with_the_checkpoint(run, learner):
+    journal = Journal(run)
+    steps(journal, learner, 1, 1)
+    waiting = build_group(2)
+    journal.issued([(2, TASK)], ORDER, 1)
+    journal.scored([waiting])
+    journal.checkpoint(1, {"step": 1, "position": 3}, learner, Words(), surplus=[waiting])
+    found, _ = journal.resume(learner)
+    (group,) = journal.surplus(found)
+    assert (2, waiting.rewards) == (group.position, group.rewards)
+    assert State.SCORED is run.ledger.entries()[2].state
+
+
+def test_a_checkpoint_without_them_has_none(run, learner):
+    journal = Journal(run)
+    steps(journal, learner, 1, 2)
+    found, _ = journal.resume(learner)
+    assert () == journal.surplus(found)

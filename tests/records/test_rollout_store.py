@@ -173,3 +173,9 @@ def test_full_disk_leaves_the_old_file(store, monkeypatch):
         store.write(1, [build_group(1)])
     assert [0] == [group.position for group in store.read(1)]
     assert [store.path(1)] == list(store.folder.iterdir())
+
+
+def test_scores_by_turn_and_by_step_come_back(store):
+    steps = Score(name="prm", value=0.5, outcome=Outcome.SCORED, steps=((0, 0.25), (1, 0.75)))
+    rollout = write_one(store, turn_scores=({"gold": 1.0}, {}), scores=(steps,))
+    assert (({"gold": 1.0}, {}), (steps,)) == (rollout.turn_scores, rollout.scores)
