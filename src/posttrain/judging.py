@@ -39,19 +39,19 @@ class Panel:
         self._settings, self._name = settings, name
 
     async def scores(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
-        """Each model's score of each rollout, [models][rollouts]; the event loop goes on meanwhile."""
-        return await asyncio.to_thread(self._scores, list(rollouts))
+        """Each model's score of each rollout, [models][rollouts]; the event loop goes on while they read.
 
-    def _scores(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
+        Models are loaded here and not in a thread: loading changes settings of the whole process for a moment.
+        """
         settings = self._settings
+        judges = [load_judge(folder, settings.device, settings.dtype) for folder in self._folders]
+        for judge, folder in zip(judges, self._folders, strict=True):
+            for rollout in rollouts[:1]:
+                refuse_other_tokens(judge, rollout, f"reward '{self._name}', model {folder}")
         rows = [sampled_row(rollout) for rollout in rollouts]
-        found = []
-        for folder in self._folders:
-            judge = load_judge(folder, settings.device, settings.dtype)
-            if rollouts:
-                refuse_other_tokens(judge, rollouts[0], f"reward '{self._name}', model {folder}")
-            found.append(judge.scores(rows, token_budget=settings.tokens_per_batch))
-        return found
+        return await asyncio.to_thread(
+            lambda: [judge.scores(rows, token_budget=settings.tokens_per_batch) for judge in judges]
+        )
 
 
 def sampled_row(rollout: Rollout) -> tuple[int, ...]:

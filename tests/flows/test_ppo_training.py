@@ -72,17 +72,16 @@ def test_warm_up_leaves_the_policy_as_it_was(model, tmp_path):
     assert result.steps[1].metrics["value/mean"] < 0
 
 
-@pytest.mark.parametrize("critic", [SEPARATE | {"warmup_batches": 1}, SHARED])
-def test_a_resumed_run_has_the_same_bits(model, tmp_path, critic):
-    algorithm = {"type": "ppo", "kl_target": 0.01, "kl_horizon": 8.0}
+def test_a_resumed_run_has_the_same_bits(model, tmp_path):
+    algorithm, critic = {"type": "ppo", "kl_target": 0.01, "kl_horizon": 8.0}, SEPARATE | {"warmup_batches": 1}
 
     def run(name, steps):
         section = {"steps": steps, "directory": str(tmp_path / name), "threads": 1}
         return launch(recipe(model, tmp_path / name, algorithm, critic, run=section), check=False)
 
-    whole = run("whole", 4)
+    whole = run("whole", 3)
     run("parts", 2)
-    parts = resume(tmp_path / "parts", steps=4)
+    parts = resume(tmp_path / "parts", steps=3)
     assert [r.metrics["loss"] for r in whole.steps] == [r.metrics["loss"] for r in parts.steps]
     assert [r.metrics["kl_coefficient"] for r in whole.steps] == [r.metrics["kl_coefficient"] for r in parts.steps]
     pairs = zip(whole.loaded.model.parameters(), parts.loaded.model.parameters(), strict=True)
