@@ -43,7 +43,7 @@ def test_the_first_step_of_grpo_is_the_advantage_over_rows_and_length():
 
 
 def test_the_first_step_of_a_token_mean_is_the_advantage_over_all_tokens():
-    found = effect_of(resolve("trl-1.16"), FIRST)
+    found = effect_of(resolve("verl-0.10", ["epsilon=1e-4"]), FIRST)
     count = sum(rollout.sampled_count for _, rollout in rollouts())
     for group in BATCH.groups:
         for rollout, advantage in zip(group.rollouts, standardised(group, 1e-4), strict=True):
@@ -161,3 +161,40 @@ def test_nothing_to_move_is_said():
     still = dataclasses.replace(BATCH, groups=equal)
     found = effect_of(resolve("grpo", ["kl_coefficient=0.0"]), still)
     assert ({}, True) == (dict(found.coefficients), "nothing in this batch moves it" in found.notes)
+
+
+def shifted(amount):
+    """The batch as if the engine had reported log-probabilities larger by ``amount``."""
+    groups = [
+        dataclasses.replace(
+            group,
+            rollouts=tuple(
+                dataclasses.replace(
+                    rollout,
+                    segments=tuple(
+                        dataclasses.replace(s, rollout_logprobs=tuple(value + amount for value in s.rollout_logprobs))
+                        for s in rollout.segments
+                    ),
+                )
+                for rollout in group.rollouts
+            ),
+        )
+        for group in FIRST.groups
+    ]
+    return dataclasses.replace(FIRST, groups=tuple(groups))
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        (["correction.type=decoupled", "correction.weight=truncate"], math.exp(0.5)),
+        (["correction.type=decoupled", "correction.weight=truncate", "correction.cap=1.5"], 1.5),
+        (["correction.type=decoupled", "correction.weight=mask", "correction.cap=1.5"], 0.0),
+        (["correction.type=bypass", "clip_high=9.0", "clip_low=1.0"], math.exp(0.5)),
+    ],
+)
+def test_a_correction_weighs_or_drops_the_tokens(changes, factor):
+    batch, plain = shifted(-0.5), effect_of(resolve("verl-0.10", ["dual_clip=none"]), FIRST)
+    found = effect_of(resolve("verl-0.10", ["dual_clip=none", *changes]), batch)
+    for key, value in plain.coefficients.items():
+        assert pytest.approx(factor * value, rel=2e-3, abs=1e-12) == found.coefficients.get(key, 0.0)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from posttrain.compare.sides import resolve
+from posttrain.compare.sides import correction_words, resolve
 from posttrain.config import write_recipe
+from posttrain.correction import Correction
 from posttrain.errors import ConfigError
 from tests.toy_runs import build_recipe
 
@@ -70,3 +71,39 @@ def test_offline_recipes_say_rows_per_step(tmp_path):
     recipe = build_recipe("sft", rewards=None)
     write_recipe(recipe, tmp_path / "sft.toml")
     assert "3" == resolve(str(tmp_path / "sft.toml")).terms()["rows per step"]
+
+
+def test_a_preset_brings_its_library_s_correction():
+    assert "w inside [0, 3], else 0, by sequence" in resolve("trl-1.16").terms()["correction"]
+    assert "none" == resolve("verl-0.10").terms()["correction"]
+
+
+def test_a_correction_can_be_changed_from_outside():
+    side = resolve("grpo", ["correction.type=bypass"])
+    assert "ratio pi / rollout; original denominator" == side.terms()["correction"]
+
+
+def test_a_contradictory_correction_is_refused():
+    with pytest.raises(ConfigError, match="count the gap twice"):
+        resolve("grpo", ["correction.type=bypass", "correction.weight=truncate"])
+
+
+def test_a_recipe_s_correction_is_its_own(tmp_path):
+    section = {"type": "decoupled", "weight": "truncate", "cap": 4.0}
+    write_recipe(build_recipe("grpo", rewards=[{"type": "exact"}], correction=section), tmp_path / "c.toml")
+    assert "min(w, 4) by token" in resolve(str(tmp_path / "c.toml")).terms()["correction"]
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"type": "decoupled", "geometric": (0.9, 1.1)}, "geometric mean of w leaves [0.9, 1.1]"),
+        ({"type": "decoupled", "opsm": 0.1, "denominator": "kept"}, "above 0.1 are dropped; kept denominator"),
+    ],
+)
+def test_rejections_are_in_the_words(section, words):
+    assert words in correction_words(Correction(**section))
+
+
+def test_offline_algorithms_have_no_correction():
+    assert "correction" not in resolve("dpo").terms()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from posttrain.batches.build import build_samples, moving, weigh
+from posttrain.batches.correct import correct, stand_in
 from posttrain.batches.pack import pack
 from posttrain.compare.sides import Side
 from posttrain.compare.stored import StoredBatch
@@ -100,7 +101,7 @@ def effect_of(side: Side, batch: StoredBatch) -> Effect:
     kept = [group for group in groups if algorithm.keep(group)]
     dropped = len(groups) - len(kept)
     samples = build_samples(kept, algorithm.advantages(kept))
-    samples = refined(algorithm, attached(samples, segment_numbers(samples), batch))
+    samples = corrected(side, attached(samples, segment_numbers(samples), batch))
     alive = moving(weigh(samples, needs.streams, constant=side.constant(batch.longest)))
     notes += (f"{dropped} of {len(groups)} groups dropped by its filter",) if dropped else ()
     if not alive:
@@ -108,6 +109,14 @@ def effect_of(side: Side, batch: StoredBatch) -> Effect:
     where = {id(sample.ids): number for sample, number in zip(samples, segment_numbers(samples), strict=True)}
     (microbatch,) = pack(alive, token_budget=2**62, layout="padded")
     return _backward(side, batch, microbatch, [where[id(sample.ids)] for sample in microbatch.samples], notes)
+
+
+def corrected(side: Side, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples after the algorithm's last word and the correction for tokens that another policy sampled."""
+    correction = side.correction
+    if correction.type == "bypass" and not correction.recomputes:
+        samples = stand_in(samples)
+    return correct(refined(side.algorithm, samples), correction)[0]
 
 
 def _backward(

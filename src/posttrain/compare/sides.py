@@ -13,13 +13,17 @@ from typing import Any, Literal
 
 from posttrain.compare.notes import plain, read_note
 from posttrain.compare.terms import algorithm_terms, idle_terms
-from posttrain.config import Plug, Recipe, apply_override, read_recipe
+from posttrain.config import Plug, Recipe, apply_override, read_recipe, validate
+from posttrain.correction import Correction
 from posttrain.errors import ConfigError
 from posttrain.plugs import build_plug, plug_names, validated
 from posttrain.presets.read import Preset, preset_names, read_preset
 from posttrain.protocols import Algorithm
 
 __all__ = ["Side", "resolve"]
+
+UNCORRECTED = Correction()
+"""Tokens count as if the learner had sampled them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +40,8 @@ class Side:
     """The algorithm, built."""
     config: Any
     """Its validated options."""
+    correction: Correction = UNCORRECTED
+    """How the loss allows for tokens that another policy sampled."""
     recipe: Recipe | None = None
     """The recipe around it, if there is one."""
     preset: Preset | None = None
@@ -44,6 +50,7 @@ class Side:
     def terms(self) -> dict[str, str]:
         """The algorithm's terms, then those of the recipe around it."""
         found = algorithm_terms(self.algorithm, self.config, read_note(self.plug.type))
+        found |= {"correction": correction_words(self.correction)} if self.algorithm.needs.engine else {}
         return found | (recipe_terms(self.recipe, engine=self.algorithm.needs.engine) if self.recipe else {})
 
     def idle(self) -> set[str]:
@@ -56,7 +63,8 @@ class Side:
 
 
 def resolve(word: str, overrides: Sequence[str] = ()) -> Side:
-    """What a word of the command line names; ``overrides`` change the algorithm's options (``clip_high=0.28``).
+    """What a word of the command line names; ``overrides`` change the algorithm's options (``clip_high=0.28``)
+    or the correction (``correction.type=bypass``).
 
     Raises ConfigError or RecordError with the nearest name where there is no such thing.
     """
@@ -84,20 +92,46 @@ def _side(
     overrides: Sequence[str],
     recipe: Recipe | None = None,
 ) -> Side:
-    table: dict[str, Any] = {"type": plug.type, **plug.options}
+    named = plug.options.get("preset")
+    preset = None if named is None else read_preset(str(named))
+    table: dict[str, Any] = {"correction": correction_table(recipe, preset), **plug.options, "type": plug.type}
     for override in overrides:
         apply_override(table, override)
+    correction = validate(Correction, table.pop("correction"), where=f"{word}: correction")
     plug = Plug.model_validate(table)
-    named = plug.options.get("preset")
     return Side(
         label=f"{word} ({', '.join(overrides)})" if overrides else word,
         kind=kind,
         plug=plug,
         algorithm=build_plug("algorithms", plug),
         config=validated("algorithms", plug),
+        correction=correction,
         recipe=recipe,
-        preset=None if named is None else read_preset(str(named)),
+        preset=preset,
     )
+
+
+def correction_table(recipe: Recipe | None, preset: Preset | None) -> dict[str, Any]:
+    """The recipe's correction, or else what the preset's library does by default."""
+    if recipe is not None:
+        return recipe.correction.model_dump(exclude_unset=True)
+    return dict(preset.correction) if preset is not None else {}
+
+
+def correction_words(section: Correction) -> str:
+    """A correction in words and formula, w = old / rollout."""
+    if section.type == "none":
+        return "none"
+    words = ["ratio pi / rollout" if section.type == "bypass" else "w = old / rollout beside the ratio"]
+    if section.weight == "truncate":
+        words.append(f"min(w, {plain(section.cap)}) by {section.level}")
+    if section.weight == "mask":
+        words.append(f"w inside [{plain(section.floor)}, {plain(section.cap)}], else 0, by {section.level}")
+    if section.geometric is not None:
+        words.append(f"rollouts whose geometric mean of w leaves {list(section.geometric)} are dropped")
+    if section.opsm is not None:
+        words.append(f"rollouts with A < 0 and mean of -log w above {plain(section.opsm)} are dropped")
+    return "; ".join((*words, f"{section.denominator} denominator"))
 
 
 def recipe_terms(recipe: Recipe, *, engine: bool) -> dict[str, str]:

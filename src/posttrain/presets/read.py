@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -34,6 +34,9 @@ class Preset:
     """Files of the library in which the formula was read."""
     options: Mapping[str, Any]
     """Options of the algorithm."""
+    correction: Mapping[str, Any] = field(default_factory=dict)
+    """What the library does by default about tokens that another policy sampled: the recipe's ``[correction]``, which a
+    preset named in a recipe does not set."""
     notes: tuple[str, ...] = ()
     """What differs from the library all the same."""
 
