@@ -172,8 +172,10 @@ class LocalLearner:
                 divergence = self.teachers.divergence(microbatch, hidden, self._scorer, self.needs.divergence)
                 batch = replace(batch, divergence=divergence)
             if self.needs.collision:
-                limits = {"temperature": self.temperature, "tile_bytes": self.config.tile_bytes}
-                batch = replace(batch, log_collision=tiled_collision(hidden, self._scorer.head, **limits))
+                collision = tiled_collision(
+                    hidden, self._scorer.head, temperature=self.temperature, tile_bytes=self.config.tile_bytes
+                )
+                batch = replace(batch, log_collision=collision)
             result = loss(batch, logprobs, entropy, values)
             if result.total.requires_grad:
                 torch.autograd.backward(result.total)

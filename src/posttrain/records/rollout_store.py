@@ -230,8 +230,9 @@ def _to_score(row: Mapping[str, Any]) -> Score:
 
 
 def _to_segment(row: Mapping[str, Any]) -> Segment:
-    lists = ("ids", "loss_mask", "rollout_logprobs", "versions", "turns")
-    return Segment(**{name: tuple(row[name]) for name in lists}, prompt_length=row["prompt_length"])
+    names = ("ids", "loss_mask", "rollout_logprobs", "versions", "turns")
+    lists: dict[str, Any] = {name: tuple(row[name]) for name in names}
+    return Segment(**lists, prompt_length=row["prompt_length"])
 
 
 def _array(values: Sequence[float] | None) -> np.ndarray | None:
