@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from posttrain.compare.curve import curve_section, read_curve, spark
+from posttrain.compare.curve import curve_section, owner, read_curve, spark
+
+NAMES = ("grpo", "grpo_process", "dapo", "ppo")
 
 
 @pytest.fixture
@@ -33,15 +35,35 @@ def test_numbers_under_metrics_count(folder):
 
 
 def test_a_section_names_each_curve_with_its_first_and_last_values(folder):
-    text = curve_section("grpo", folder)
-    assert "pass_rate, 20 points: 0.100 to 0.850" in text
+    text = curve_section("grpo", folder, NAMES)
+    assert "pass_rate, 20 batches: 0.100 to 0.850" in text
     assert "grpo-seed1" in text
 
 
 def test_another_algorithm_s_curve_is_not_taken(folder):
-    assert "grpo_process" not in curve_section("grpo", folder)
+    assert "grpo_process" not in curve_section("grpo", folder, NAMES)
 
 
 @pytest.mark.parametrize("name", ["grpo_process", "dapo"])
 def test_without_a_measured_curve_there_is_no_section(name, folder):
-    assert "" == curve_section(name, folder)
+    assert "" == curve_section(name, folder, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [("grpo", "grpo"), ("grpo_process", "grpo_process"), ("grpo_process_addition", "grpo_process"), ("ppo2", None)],
+)
+def test_a_file_belongs_to_the_longest_name_it_begins_with(stem, name):
+    assert name == owner(stem, NAMES)
+
+
+def test_held_out_results_stand_under_the_curve(folder):
+    rows = [
+        {"pass_rate": 0.1},
+        {"step": 0, "held_out_pass_at_1": 0.25, "low": 0.2, "high": 0.3},
+        {"who": "teacher", "step": None, "held_out_pass_at_1": 0.9},
+    ]
+    (folder / "ppo_addition.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = curve_section("ppo", folder, NAMES)
+    assert "held-out pass@1 25.0% (20.0% to 30.0%) after 0 batches" in text
+    assert "held-out pass@1 90.0%, teacher" in text

@@ -83,7 +83,7 @@ def test_a_run_s_step_has_the_stored_log_probabilities(run):
 def test_without_them_the_engine_s_own_stand_in_and_it_is_said(run):
     batch = run_step(run(), 3)
     assert not batch.has("ref_logprobs")
-    assert any("engine's own" in note for note in batch.notes)
+    assert any("engine's own" in note and "2 rollouts" in note for note in batch.notes)
     (row,) = batch.numbers["logprobs"][(0, 0)]
     assert [-1.0, -1.0] == row[1:].tolist()
 

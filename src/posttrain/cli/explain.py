@@ -50,7 +50,8 @@ def write_pages(folder: Path, curves: Path) -> list[Path]:
 def pages(curves: Path) -> dict[str, str]:
     """File stem to text: the index as ``README`` and every algorithm."""
     made = {"README": page_index()}
-    for name in plug_names("algorithms"):
-        measured = curve_section(name, curves)
+    names = plug_names("algorithms")
+    for name in names:
+        measured = curve_section(name, curves, names)
         made[name] = page(name) + (f"\n{measured}" if measured else "")
     return made

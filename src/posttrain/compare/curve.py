@@ -1,40 +1,60 @@
-"""Draws a measured learning curve as one line of text: what ``bench/curves/NAME*.jsonl`` recorded, nothing else."""
+"""Draws a measured learning curve as one line of text: what ``bench/curves/`` recorded, nothing else."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 __all__ = ["curve_section", "read_curve", "spark"]
 
 BARS = "▁▂▃▄▅▆▇█"
-MEASURES = ("pass_rate", "reward/mean", "reward", "accuracy", "preference/accuracy", "loss", "kl_teacher")
+MEASURES = ("pass_rate", "reward/mean", "reward", "accuracy", "preference/accuracy", "loss", "teacher_kl")
 """What a curve may show, the first that a file has."""
+HELD_OUT = "held_out_pass_at_1"
+"""A held-out result in a row of its own."""
 WIDTH = 60
 
 
-def curve_section(name: str, folder: Path) -> str:
-    """The section of a page with every curve of an algorithm; empty if none was measured."""
-    files = sorted([*folder.glob(f"{name}.jsonl"), *folder.glob(f"{name}[-@]*.jsonl")])
+def curve_section(name: str, folder: Path, names: Collection[str]) -> str:
+    """The section of a page with every curve of an algorithm; empty if none was measured.
+
+    A file belongs to the longest of ``names`` that its own name begins with: ``ppo_addition.jsonl`` is ppo's.
+    """
+    files = [file for file in sorted(folder.glob("*.jsonl")) if owner(file.stem, names) == name]
     lines = [line for file in files for line in curve_lines(file)]
     if not lines:
         return ""
     body = "\n".join(lines)
-    return f"## Measured on the toy model\n\n```text\n{body}\n```\n\nFrom `bench/curves/`; seconds are not compared.\n"
+    return f"## Measured on the toy model\n\n```text\n{body}\n```\n\nFrom `bench/curves/`.\n"
+
+
+def owner(stem: str, names: Collection[str]) -> str | None:
+    """The longest name that a file's stem is, or begins with before a mark such as ``_`` or ``-``."""
+    fitting = [name for name in names if stem == name or (stem.startswith(name) and not stem[len(name)].isalnum())]
+    return max(fitting, key=len, default=None)
 
 
 def curve_lines(file: Path) -> list[str]:
-    """One file's curve with its first and last value."""
+    """One file's curve with its first and last values, and its held-out results."""
     rows = read_curve(file)
     measure = next((m for m in MEASURES if any(m in row for row in rows)), None)
-    if measure is None:
-        return []
-    values = [float(row[measure]) for row in rows if measure in row]
-    first, last = mean(values[:5]), mean(values[-5:])
-    return [f"{file.stem:<28} {measure}, {len(values)} points: {first:.3f} to {last:.3f}", f"  {spark(values)}"]
+    lines = []
+    if measure is not None:
+        values = [float(row[measure]) for row in rows if measure in row]
+        first, last = mean(values[:5]), mean(values[-5:])
+        lines += [f"{file.stem:<28} {measure}, {len(values)} batches: {first:.3f} to {last:.3f}", f"  {spark(values)}"]
+    return lines + [f"  held-out pass@1 {held_out(row)}" for row in rows if HELD_OUT in row]
+
+
+def held_out(row: Mapping[str, Any]) -> str:
+    """One held-out result with its interval, and whose it is."""
+    interval = f" ({row['low']:.1%} to {row['high']:.1%})" if {"low", "high"} <= row.keys() else ""
+    when = f" after {row['step']} batches" if row.get("step") is not None else ""
+    who = f", {row['who']}" if "who" in row else ""
+    return f"{row[HELD_OUT]:.1%}{interval}{when}{who}"
 
 
 def read_curve(file: Path) -> list[Mapping[str, Any]]:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from posttrain.records.rollout_store import RolloutStore
+from posttrain.records.rollout_store import RolloutStore, TokenColumns
 from posttrain.records.run_directory import RunDirectory
 from posttrain.types import Group, Rollout
 
@@ -104,20 +105,28 @@ def run_step(path: str | Path, step: int) -> StoredBatch:
         groups = run.rollouts.read(step)
         columns = run.rollouts.read_token_columns(step)
         longest = float(run.recipe.rollouts.max_new_tokens)
-    rollouts = {(group.position, rollout.index): rollout for group in groups for rollout in group.rollouts}
-    numbers = {}
-    for name in ("old_logprobs", "ref_logprobs"):
-        rows = {key: tuple(getattr(part, name) for part in parts) for key, parts in columns.items()}
-        if rows and all(row is not None for parts in rows.values() for row in parts):
-            numbers[name] = rows
+    numbers = stored_numbers(columns)
     notes = ["a run stores no log-probabilities from after the update: only the first step, ratio 1, is compared"]
-    if "old_logprobs" not in numbers:
-        numbers["old_logprobs"] = {key: _reported(rollout) for key, rollout in rollouts.items()}
-        notes.append("old_logprobs were not stored for every row: the engine's own stand for them")
-    numbers["logprobs"] = numbers["old_logprobs"]
+    rollouts = {(group.position, rollout.index): rollout for group in groups for rollout in group.rollouts}
+    old = {key: tuple(part.old_logprobs for part in parts) for key, parts in columns.items()}
+    missing = [key for key in rollouts if any(row is None for row in old[key])]
+    if missing:
+        notes.append(f"the engine's own log-probabilities stand in for old ones of {len(missing)} rollouts")
+    whole = {key: _reported(rollout) if key in missing else old[key] for key, rollout in rollouts.items()}
+    numbers["old_logprobs"] = numbers["logprobs"] = whole
     return StoredBatch(
         label=f"step {step} of {path}", groups=groups, numbers=numbers, longest=longest, notes=tuple(notes)
     )
+
+
+def stored_numbers(columns: Mapping[Key, tuple[TokenColumns, ...]]) -> dict[str, Any]:
+    """What the run stored of every single row, by name."""
+    numbers = {}
+    for name in TokenColumns.__slots__:
+        rows = {key: tuple(getattr(part, name) for part in parts) for key, parts in columns.items()}
+        if name in NUMBERS and rows and all(row is not None for parts in rows.values() for row in parts):
+            numbers[name] = rows
+    return numbers
 
 
 def _reported(rollout: Rollout) -> tuple[np.ndarray, ...]:
