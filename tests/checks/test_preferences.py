@@ -1,5 +1,6 @@
 """The checks of preference losses pass on a healthy run and fail on a planted fault."""
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 
 from posttrain.algorithms.dpo import DPO, Config
 from posttrain.batches.build import build_samples
-from posttrain.checks.preferences import check_equal_answers, check_preference_start
-from posttrain.checks.run import demonstrations
+from posttrain.checks.preferences import check_equal_answers, check_label_balance, check_preference_start
+from posttrain.checks.run import demonstrations, run_checks
+from posttrain.tasks.source import task_set
 from posttrain.types import Loss
 from tests.checks.subjects import Wrapped, build_subject
 
@@ -89,6 +91,28 @@ def test_equal_answers_move_nothing(subject, samples):
 
 def test_a_restless_loss_is_noticed(subject, samples):
     assert "fail" == check_equal_answers(samples, subject.learner, Restless(Config())).status
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "weight", "status"),
+    [
+        (4, 4, 1.0, "pass"),
+        (4, 4, 1.33, "pass"),
+        (4, 4, 2.0, "warn"),
+        (2, 4, 1.0, "warn"),
+        (2, 4, 2.0, "pass"),
+        (3, 0, 1.0, "warn"),
+    ],
+)
+def test_labels_that_do_not_balance_are_worth_a_word(good, bad, weight, status):
+    rows = [{"prompt": f"{n}", "completion": "1", "label": n < good} for n in range(good + bad)]
+    tasks = task_set(rows, data="labels")
+    assert status == check_label_balance(tasks, desirable_weight=weight, undesirable_weight=1.0).status
+
+
+def test_kto_has_its_labels_checked():
+    names = [found.name for found in asyncio.run(run_checks(build_subject("kto", **PAIRS)))]
+    assert {"good and bad answers balance", "preference loss starts at 0.5000"} <= set(names)
 
 
 def test_the_checks_leave_no_gradient(subject, samples):

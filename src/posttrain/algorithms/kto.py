@@ -55,6 +55,8 @@ class KTO(Labelled):
         )
         self.start = 0.5 if config.desirable_weight == config.undesirable_weight == 1.0 else None
         """The loss where policy equals reference, if both kinds weigh 1."""
+        self.label_weights = config.model_dump(include={"desirable_weight", "undesirable_weight"})
+        """What the check of the labels' balance compares with their counts."""
         self._baseline = 0.0
 
     def extend(self, samples: Sequence[Sample]) -> list[Sample]:

@@ -12,7 +12,7 @@ import numpy as np
 from posttrain.batches.build import build_samples
 from posttrain.checks import exactness, sampled
 from posttrain.checks.padding import check_padding_side
-from posttrain.checks.preferences import check_equal_answers, check_preference_start
+from posttrain.checks.preferences import check_equal_answers, check_label_balance, check_preference_start
 from posttrain.checks.report import CheckResult
 from posttrain.checks.teacher import check_teacher, disagreeing
 from posttrain.loops.sync import refuse_broken_rewards
@@ -105,6 +105,9 @@ async def _run_checks(subject: Subject, announce: Callable[[CheckResult], None])
         keep(lambda: check_preference_start(samples, learner, algorithm, subject.pack))
     if algorithm.needs.whole_groups:
         keep(lambda: check_equal_answers(few, learner, algorithm))
+    balance = getattr(algorithm, "label_weights", None)
+    if balance is not None:
+        keep(lambda: check_label_balance(subject.tasks, **balance))
     keep(lambda: exactness.check_masked_nan(few, learner, algorithm))
     if algorithm.needs.engine:
         if algorithm.needs.group_size > 1:
