@@ -3,8 +3,8 @@
     python bench/online_addition.py bench/curves grpo dapo rloo gspo reinforce_pp [key=value ...]
 
 Writes FOLDER/NAME.jsonl: one line per batch (pass rate before any filter, reward, lengths, groups, losses, seconds) and
-one per held-out evaluation. Overrides go to every run, for example run.steps=120 or run.seed=1. No run has a reference, so
-that the curves differ by the estimator alone.
+one per held-out evaluation. Overrides go to every run, for example run.steps=120 or run.seed=1. No run has a reference,
+so that the curves differ by the estimator alone.
 """
 
 from __future__ import annotations

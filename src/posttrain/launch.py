@@ -266,12 +266,14 @@ def environment(recipe: Recipe, plan: ThreadPlan, assembly: Assembly) -> dict[st
 
 
 def inputs(assembly: Assembly) -> dict[str, str]:
-    """Digests of what a run reads and does not keep: the model it starts from and refers to, template and tasks."""
+    """Digests of what a run reads and does not keep: the model it starts from, its teachers, template and tasks."""
     found = {
         "digest": assembly.loaded.revision_digest,
         "template": assembly.chat.template_hash,
         "tasks": assembly.tasks.digest,
     }
+    teachers = getattr(assembly.learner, "teachers", None)
+    found |= {} if teachers is None else {"teachers": teachers.digest}
     return found | ({"held_out": assembly.held_out.digest} if assembly.held_out is not None else {})
 
 
@@ -283,6 +285,7 @@ def refuse_other_inputs(run: RunDirectory, assembly: Assembly) -> None:
         "template": "another chat template",
         "tasks": f"other tasks than {assembly.tasks.name} holds now",
         "held_out": "other held-out tasks",
+        "teachers": "another teacher",
     }
     for key, digest in inputs(assembly).items():
         if before.get(key, digest) != digest:
@@ -347,6 +350,10 @@ def describe(prepared: Prepared) -> dict[str, int | float]:
             * recipe.rollouts.max_turns,
             "rollouts in all": prompts * size * recipe.run.steps,
         }
+        if needs.greedy:
+            table |= {"greedy rollouts per batch": prompts}
+        if needs.refill:
+            table |= {"draws per batch, at most": 1 + needs.refill}
     else:
         table |= {"demonstrations per batch": recipe.batches.demonstrations_per_step}
     drawn = (

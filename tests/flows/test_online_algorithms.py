@@ -49,7 +49,7 @@ def test_every_online_algorithm_trains(model, here, name):
     assert all(record.metrics["grad_norm"] > 0 for record in result.steps if "grad_norm" in record.metrics)
 
 
-@pytest.mark.parametrize("name", ["gspo", "clip_cov", "kl_cov", "reinforce_pp", "gmpo"])
+@pytest.mark.parametrize("name", ["gspo", "clip_cov", "gmpo"])
 def test_several_optimizer_steps_per_batch(model, here, name):
     result = run(model, here / "run", name, batches={"epochs": 2, "minibatches": 2})
     assert [4, 8] == [record.version for record in result.steps]
@@ -73,7 +73,6 @@ def test_a_penalty_in_either_place_trains(model, here, name, options):
 @pytest.mark.parametrize(
     "section",
     [
-        {"type": "decoupled", "weight": "truncate"},
         {"type": "decoupled", "weight": "mask", "floor": 0.5, "cap": 5.0, "denominator": "kept"},
         {"type": "decoupled", "geometric": [0.5, 2.0], "opsm": 0.1},
     ],
