@@ -98,7 +98,13 @@ def load_teachers(recipe: Recipe, needs: Needs, student: Loaded, chat: Chat, *, 
     if window < student.window:
         notes.append(f"window: {window} tokens, a teacher's, instead of the student's {student.window}")
     tile_bytes = getattr(validated("learners", recipe.learner), "tile_bytes", TILE_BYTES)
-    teachers = Teachers(found, [one.model for one in loaded], temperature=temperature, tile_bytes=tile_bytes)
+    teachers = Teachers(
+        found,
+        [one.model for one in loaded],
+        temperature=temperature,
+        tile_bytes=tile_bytes,
+        digests=[one.revision_digest for one in loaded],
+    )
     return Taught(teachers=teachers, window=window, notes=tuple(notes))
 
 

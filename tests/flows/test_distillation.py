@@ -4,7 +4,7 @@ import pytest
 
 from posttrain.assemble import assemble, prepare
 from posttrain.config import Plug
-from posttrain.errors import CheckError, ConfigError, DataError, ModelError
+from posttrain.errors import CheckError, ConfigError, DataError, ModelError, RecordError
 from posttrain.launch import launch, resume
 from posttrain.models.tiny import build_toy
 from posttrain.records.rollout_store import RolloutStore
@@ -106,6 +106,13 @@ class TestRuns:
         part = start(distil(model, teacher, {"type": "gkd"}, run={"name": "part", "steps": 2}))
         again = resume(part.directory, steps=4)
         assert [step.metrics["loss"] for step in whole.steps] == [step.metrics["loss"] for step in again.steps]
+
+    def test_a_run_does_not_go_on_with_another_teacher(self, model, tmp_path):
+        path = saved(tmp_path / "teacher", seed=1)
+        begun = start(distil(model, path, {"type": "kd"}, run={"steps": 1}))
+        saved(tmp_path / "teacher", seed=2)
+        with pytest.raises(RecordError, match="began with another teacher"):
+            resume(begun.directory, steps=2)
 
     def test_unrewarded_rollouts_are_recorded_without_a_reward(self, model, teacher):
         result = start(distil(model, teacher, {"type": "opd"}))

@@ -76,11 +76,17 @@ class Teachers:
         *,
         temperature: float = 1.0,
         tile_bytes: int = TILE_BYTES,
+        digests: Sequence[str] = (),
     ) -> None:
-        """Freeze the models and test their layouts; ``temperature`` divides their logits as it does the student's."""
+        """Freeze the models and test their layouts.
+
+        ``temperature`` divides their logits as it does the student's; ``digests`` tell their weights apart.
+        """
         self.sections = tuple(sections)
         self.temperature = temperature or 1.0
         self.tile_bytes = tile_bytes
+        self.digest = " ".join(digests)
+        """Changes when a teacher does."""
         self.layouts: frozenset[Layout] = frozenset({"padded", "packed", "shared"})
         """Layouts that give every teacher's own numbers."""
         self.layout_reason = ""
