@@ -147,6 +147,14 @@ def test_what_the_batch_lacks_is_named(algorithm, missing):
     assert missing in str(lacking(resolve(algorithm), bare))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "words"),
+    [("kd", [], "over the whole vocabulary"), ("dpo", ["weighting=wpo"], "two draws agree")],
+)
+def test_what_no_batch_can_hold_is_said_in_words(algorithm, changes, words):
+    assert words in str(lacking(resolve(algorithm, changes), BATCH))
+
+
 def test_rankings_are_not_in_the_batch():
     assert "rankings" in str(lacking(resolve("plackett_luce"), BATCH))
 

@@ -46,9 +46,15 @@ UNDERSTOOD = {
     "greedy",
     "groups",
     "entropy",
+    "on_policy",
     *ATTACHED,
 }
 """Needs that a stored batch can meet."""
+WORDS = {
+    "divergence": "student's and teacher's logits over the whole vocabulary",
+    "collision": "the probability that two draws agree",
+}
+"""What a need that no stored batch meets asks for; another one is called by its own name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,7 +94,7 @@ def _unknown(needs: Needs) -> list[str]:
     """Needs that nothing here can meet."""
     usual = Needs()
     return [
-        field.name.replace("_", " ")
+        WORDS.get(field.name, field.name.replace("_", " "))
         for field in dataclasses.fields(needs)
         if field.name not in UNDERSTOOD and getattr(needs, field.name) != getattr(usual, field.name)
     ]
