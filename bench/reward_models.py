@@ -13,7 +13,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,10 @@ from posttrain.tasks.source import TaskSet, task_set
 from posttrain.tasks.steps import corrupt
 
 SOLUTIONS, WORKED = "example_model_solutions.jsonl", "train.jsonl"
-LONGEST = 700
+LONGEST = {"pairs": 700, "steps": 260}
 """Characters of question and solution above which a row is left out."""
+WARM = 150
+"""Batches of imitation before steps are judged: a model that has learned to write `<<3*4=12>>12` notices a 13."""
 
 
 def read(name: str) -> list[dict[str, Any]]:
@@ -39,19 +40,28 @@ def read(name: str) -> list[dict[str, Any]]:
 
 def pair_tasks() -> tuple[TaskSet, TaskSet]:
     """Right against wrong solutions: training and held-out problems."""
-    rows = [row for row in solution_rankings(read(SOLUTIONS)) if size(row["question"], *row["ranking"]) <= LONGEST]
+    rows = [
+        row for row in solution_rankings(read(SOLUTIONS)) if size(row["question"], *row["ranking"]) <= LONGEST["pairs"]
+    ]
     return tuple(task_set(part, name="gsm8k pairs", data="rankings") for part in held_out(rows))  # type: ignore[return-value]
 
 
-def step_tasks(count: int = 3000, seed: int = 0) -> tuple[TaskSet, TaskSet]:
+def step_tasks(seed: int = 0) -> tuple[TaskSet, TaskSet]:
     """Worked solutions, each as it is and with one mistake: training and held-out problems."""
-    rows = [row for row in worked_solutions(read(WORKED)) if size(row["question"], row["solution"]) <= LONGEST // 2]
-    made = [
-        {"question": row["question"], "answer": row["solution"], "labels": row["labels"]}
-        for row in corrupt(islice(rows, count), seed=seed)
-    ]
-    parts = held_out(made, every=10)
-    return tuple(task_set(part, name="gsm8k steps", data="steps", for_imitation=True) for part in parts)  # type: ignore[return-value]
+    parts = held_out(worked(), every=6)
+    return tuple(task_set(labelled(part, seed), name="gsm8k steps", data="steps", for_imitation=True) for part in parts)  # type: ignore[return-value]
+
+
+def labelled(rows: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """The rows right and wrong, under the names a recipe reads."""
+    made = corrupt(rows, seed=seed)
+    return [{"question": r["question"], "answer": r["solution"], "labels": r["labels"]} for r in made]
+
+
+def worked() -> list[dict[str, Any]]:
+    """Short worked solutions."""
+    rows = worked_solutions(read(WORKED))
+    return [row for row in rows if size(row["question"], row["solution"]) <= LONGEST["steps"]]
 
 
 def size(question: str, *answers: str) -> int:
@@ -66,7 +76,7 @@ def recipe(kind: str, directory: str, overrides: list[str]) -> Recipe:
         "model": {"path": "toy"},
         "tasks": {"path": "<memory>"},
         "algorithm": {"type": "reward_model" if kind == "pairs" else "prm"},
-        "batches": {"demonstrations_per_step": 8 if kind == "pairs" else 32},
+        "batches": {"demonstrations_per_step": 8 if kind == "pairs" else 24},
         "learner": {"type": "local", "learning_rate": 1e-3, "warmup_steps": 20, "schedule": "cosine"},
         "evaluation": {"tasks": {"path": "<memory>"}, "before": False},
     }
@@ -78,8 +88,18 @@ def recipe(kind: str, directory: str, overrides: list[str]) -> Recipe:
 def train(kind: str, directory: str, overrides: list[str]) -> tuple[Result, Mapping[str, Any]]:
     """Train on one kind of labels; return the run and its last held-out numbers."""
     training, testing = pair_tasks() if kind == "pairs" else step_tasks()
+    if kind == "steps":
+        overrides = [f"model.path={warm_start(f'{directory}_sft')}", *overrides]
     result = launch(recipe(kind, directory, overrides), tasks=training, held_out=testing)
     return result, JsonLines(result.directory / "scores.jsonl").read()[-1]
+
+
+def warm_start(directory: str) -> Path:
+    """Imitate the training side's right solutions first; return the run."""
+    rows = [{"question": row["question"], "answer": row["solution"]} for row in held_out(worked(), every=6)[0]]
+    changes = ["algorithm.type=sft", f"run.steps={WARM}", "run.name=gsm8k_sft"]
+    settings = recipe("steps", directory, changes).model_copy(update={"evaluation": None})
+    return launch(settings, tasks=task_set(rows, name="gsm8k worked", for_imitation=True), check=False).directory
 
 
 def main(target: Path, kind: str, overrides: list[str]) -> None:
