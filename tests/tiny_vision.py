@@ -32,13 +32,13 @@ TEXT = {
 }
 
 
-def build_vision(*, seed=0, dtype=torch.float32):
+def build_vision(*, seed=0, dtype=torch.float32, vocabulary=61, image_token=IMAGE_TOKEN):
     """Return a random Llava in evaluation mode; a picture of 8 x 8 takes four tokens."""
     torch.manual_seed(seed)
     config = transformers.LlavaConfig(
         vision_config=dict(VISION),
-        text_config=dict(TEXT),
-        image_token_index=IMAGE_TOKEN,
+        text_config=TEXT | {"vocab_size": vocabulary},
+        image_token_index=image_token,
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
     )

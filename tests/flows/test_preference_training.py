@@ -1,5 +1,6 @@
 """Every preference algorithm as a whole run: it trains, its layouts agree, and a resumed run has the same bits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from posttrain.launch import launch, resume
 from posttrain.loops.reference import FILE, read_references
 from posttrain.records.names import check_names
 from posttrain.tasks.source import task_set
+from tests.tiny_vision import IMAGE_TOKENS, build_vision, picture
 from tests.toy_runs import build_loaded, build_recipe, length_reward, same, weights
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -203,3 +205,29 @@ def test_the_recipe_learns(name, tmp_path):
 
 def mean(records, name):
     return sum(record.metrics[name] for record in records) / len(records)
+
+
+@pytest.fixture
+def seeing():
+    """A tiny vision-language model whose tokenizer knows the placeholder of a quarter of a picture."""
+    tokenizer = build_loaded().tokenizer
+    tokenizer.add_tokens(["<image>"], special_tokens=True)
+    place = tokenizer.convert_tokens_to_ids("<image>")
+    model = build_vision(vocabulary=place + 1, image_token=place)
+    return replace(build_loaded(), model=model, tokenizer=tokenizer, window=128)
+
+
+@pytest.mark.parametrize("algorithm", ["mdpo", "dpo", "kto"])
+def test_rows_with_pictures_train(algorithm, seeing, tmp_path):
+    prompt = "<image>" * IMAGE_TOKENS + "what"
+    rows = [
+        {"prompt": prompt, "chosen": f"a{n}", "rejected": "no", "images": {"pixel_values": picture(n)}}
+        for n in range(4)
+    ]
+    before = weights(seeing.model)
+    tasks = task_set(rows, data="labels" if algorithm == "kto" else "preferences")
+    result = run(tmp_path / "run", algorithm, tasks=tasks, loaded=seeing, check=True)
+    vision = [name for name in before if "vision_tower" in name]
+    after = weights(seeing.model)
+    assert any(not torch.equal(before[name], after[name]) for name in vision)
+    assert torch.tensor(result.steps[-1].metrics["loss"]).isfinite()

@@ -46,6 +46,11 @@ def test_token_types_of_some_rows_only_are_refused():
         image_tensors(place_padded(rows), "cpu")
 
 
+def test_token_types_of_another_length_are_refused():
+    with pytest.raises(DataError, match="one entry per token"):
+        image_tensors(place_padded([row(0, token_type_ids=np.arange(5))]), "cpu")
+
+
 def test_pictures_of_two_sizes_are_refused():
     rows = [row(0), seen([5], [7], images={"pixel_values": torch.zeros(1, 3, 4, 4)})]
     with pytest.raises(DataError, match="cannot be joined"):

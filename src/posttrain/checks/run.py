@@ -99,8 +99,11 @@ async def _run_checks(subject: Subject, announce: Callable[[CheckResult], None])
         keep(lambda: exactness.check_engine(samples, learner, subject.pack, filtered=cut))
         if getattr(learner, "teachers", None) is not None:
             keep(lambda: check_teacher(samples, learner, subject.pack))
-    keep(lambda: exactness.check_layouts(few, learner, algorithm, subject.layouts))
-    keep(lambda: check_padding_side(samples, learner))
+    pictured = any(sample.images for sample in samples)
+    layouts: frozenset[Layout] = frozenset({"padded"}) if pictured else subject.layouts
+    keep(lambda: exactness.check_layouts(few, learner, algorithm, layouts))
+    if not pictured:
+        keep(lambda: check_padding_side(samples, learner))
     if getattr(algorithm, "start", None) is not None and algorithm.needs.ref_logprobs:
         keep(lambda: check_preference_start(samples, learner, algorithm, subject.pack))
     if algorithm.needs.whole_groups:

@@ -80,6 +80,8 @@ def _join(name: str, rows: Sequence[Sample], width: int) -> torch.Tensor:
         ends = [computed_length(sample) for sample in rows]
         cut = [array[:end] for array, end in zip(arrays, ends, strict=True)]
         return torch.stack([torch.nn.functional.pad(array, (0, width - len(array))) for array in cut])
+    if any(array.ndim == 1 for array in arrays):
+        raise DataError(f"{name} has one axis, so it must have one entry per token of its row; it has another length")
     if len({tuple(array.shape[1:]) for array in arrays}) > 1:
         shapes = [tuple(array.shape) for array in arrays[:3]]
         raise DataError(f"{name} of these rows cannot be joined: shapes {shapes}. Scale the images to one size")

@@ -27,6 +27,9 @@ KINDS: tuple[Kind, ...] = ("preferences", "rankings", "labels")
 """What ``Needs.data`` may ask for here."""
 USUAL = ("prompt", "question", "messages")
 """Names a prompt column has if the recipe names none."""
+IMAGES = "images"
+"""Column that may hold what the model's processor made of a prompt's images, by the model's argument name
+(pixel_values, ...); the prompt then has the placeholder tokens written out."""
 SAME = "chosen equal to rejected"
 """Why a task is left out: it holds no comparison, and its loss would be a constant."""
 
@@ -163,14 +166,19 @@ def with_wrong_answers(rows: Iterable[Mapping[str, Any]], kind: str) -> Iterator
 
 
 def candidate_group(task: Task, position: int, chat: Chat) -> Group:
-    """The task's answers as a group of rollouts with rewards, in order."""
+    """The task's answers as a group of rollouts with rewards, in order; its images go with every row."""
     start = len(task.messages)
+    images = task.columns.get(IMAGES)
+    seen: Mapping[str, Any] = images if isinstance(images, Mapping) else {}
     rollouts = tuple(
         Rollout(
             task=task,
             index=index,
             seed=0,
-            segments=chat.demonstration_segments((*task.messages, *candidate.messages), after=start),
+            segments=tuple(
+                replace(segment, images=seen)
+                for segment in chat.demonstration_segments((*task.messages, *candidate.messages), after=start)
+            ),
             messages=(*task.messages, *candidate.messages),
             text=str(candidate.messages[-1]["content"]),
             ending=Ending.STOP,
