@@ -164,8 +164,8 @@ def compare(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
 
 
 def bare(name: str) -> str:
-    """A parameter's name without what wraps the model; every score head is called score."""
-    return "score" if "score" in name or name.startswith("critic") else name.removeprefix("model.")
+    """A parameter's name without what wraps the model; the weight of every score head is called score."""
+    return "score" if name in ("score.weight", "critic.head.linear.weight") else name.removeprefix("model.")
 
 
 class Waiter(TrainerCallback):

@@ -180,7 +180,7 @@ class Rollouts(Settings):
 class Batches(Settings):
     """How a batch becomes optimizer steps."""
 
-    tokens_per_microbatch: int = Field(16384, gt=0)
+    tokens_per_microbatch: int = Field(4096, gt=0)
     """Token places computed at once; memory follows this, the result does not."""
     layout: Literal["auto", "padded", "packed", "shared"] = "auto"
     """How samples lie in memory; auto takes the cheapest that passed the self-test."""

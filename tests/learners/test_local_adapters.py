@@ -6,6 +6,7 @@ import torch
 
 from posttrain import config
 from posttrain.errors import ConfigError
+from posttrain.models import scoring
 from posttrain.models.attention import use
 from posttrain.models.lora import add_lora
 from tests.learners.learning import batches, build, build_model, loss, same, train, weights
@@ -96,6 +97,13 @@ def test_dropout_is_off_when_scoring_and_leaves_the_generator_alone():
     assert first.tolist() == learner.logprobs(microbatch)[0].tolist()
 
 
+@pytest.fixture
+def _whole_layers(monkeypatch):
+    """Let the last layer run whole without checkpointing too, as it does with it."""
+    monkeypatch.setattr(scoring, "last_layer", lambda trunk: None)
+
+
+@pytest.mark.usefixtures("_whole_layers")
 @pytest.mark.parametrize("lora", [False, True])
 def test_checkpointing_changes_no_bit(lora):
     one, other = build(build_model(lora=lora)), build(build_model(lora=lora), gradient_checkpointing=True)
@@ -103,6 +111,13 @@ def test_checkpointing_changes_no_bit(lora):
     assert same(weights(one), weights(other))
 
 
+def test_checkpointing_differs_by_rounding_from_a_shortened_last_layer():
+    one, other = build(), build(gradient_checkpointing=True)
+    norms = [[step.grad_norm for step in train(learner, 2)] for learner in (one, other)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+@pytest.mark.usefixtures("_whole_layers")
 def test_checkpointing_saves_less():
     sizes = {}
     for wanted in (False, True):

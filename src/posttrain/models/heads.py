@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posttrain.errors import ModelError
 
-TILE_BYTES = 16 << 20
+TILE_BYTES = 32 << 20
 """Default size of one tile of logits."""
 KEEP_BYTES = 256 << 20
 """Default limit of the probabilities kept for the backward pass."""
@@ -121,6 +121,13 @@ class _Job:
         self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return (log-probabilities [n, vocabulary], slope of the softcap or None), in float32 or float64."""
+        logits, slope = self.logits(hidden, weight, bias)
+        return torch.log_softmax(logits, -1), slope
+
+    def logits(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return (tempered logits [n, vocabulary], slope of the softcap or None), in float32 or float64."""
         wide = _wide(weight.dtype)
         logits = torch.nn.functional.linear(hidden, weight, bias).to(wide)
         slope = None
@@ -130,7 +137,7 @@ class _Job:
             logits = bent.mul_(self.head.softcap / self.temperature)
         elif self.factor != 1.0:
             logits.mul_(self.factor)
-        return torch.log_softmax(logits, -1), slope
+        return logits, slope
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -164,16 +171,18 @@ class _TokenLogprobs(torch.autograd.Function):
         early = job.training and job.linear
         unit = torch.empty_like(hidden) if early and ctx.needs_input_grad[0] else None
         kept = hidden.new_empty((_kept_rows(ctx, job, count, weight), vocabulary), dtype=wide)
-        logprobs, entropy = (hidden.new_empty(count, dtype=wide) for _ in range(2))
+        logprobs, entropy, totals = (hidden.new_empty(count, dtype=wide) for _ in range(3))
         for tile in job.tiles(count, vocabulary, wide.itemsize):
-            logs, _ = job.log_softmax(hidden[tile], weight, bias)
-            inside = tile.stop <= len(kept)
-            probabilities = torch.exp(logs, out=kept[tile]) if inside else logs.exp()
-            logprobs[tile] = logs.gather(1, targets[tile, None]).squeeze(1)
-            entropy[tile] = _entropy(logs, probabilities, bias is None)
+            logits, _ = job.logits(hidden[tile], weight, bias)
+            logits.sub_(logits.amax(-1, keepdim=True))
+            masses = torch.exp(logits, out=kept[tile] if tile.stop <= len(kept) else None)
+            total = torch.sum(masses, -1, out=totals[tile])
+            logprobs[tile] = logits.gather(1, targets[tile, None]).squeeze(1) - total.log()
+            entropy[tile] = _entropy(logits, masses, bias is None).div_(total).add_(total.log())
             if unit is not None:
-                torch.sub(weight[targets[tile]], probabilities.to(weight.dtype) @ weight, out=unit[tile])
-        ctx.save_for_backward(hidden, weight, bias, targets, unit, kept)
+                mean = (masses.to(weight.dtype) @ weight).div_(total.to(weight.dtype)[:, None])
+                torch.sub(weight[targets[tile]], mean, out=unit[tile])
+        ctx.save_for_backward(hidden, weight, bias, targets, unit, kept, totals)
         ctx.job = job
         if not job.entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -182,11 +191,11 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, targets, unit, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, unit, kept, totals = ctx.saved_tensors
         needs = ctx.needs_input_grad[:3]
         if ctx.job.linear:
             push = (grad_logprobs * ctx.job.factor).to(hidden.dtype)
-            grads = _linear_gradients(ctx.job, push, hidden, weight, bias, targets, kept, needs)
+            grads = _linear_gradients(ctx.job, push, hidden, weight, bias, targets, kept, totals, needs)
             grads[0] = unit * push[:, None] if unit is not None else None
         else:
             grads = _general_gradients(ctx.job, grad_logprobs, grad_entropy, hidden, weight, bias, targets, needs)
@@ -213,9 +222,13 @@ def _linear_gradients(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     kept: torch.Tensor,
+    totals: torch.Tensor,
     needs: tuple[bool, ...],
 ) -> list[torch.Tensor | None]:
-    """Gradients to weight and bias where dz = push (e_y - p); the one to hidden was formed in the forward."""
+    """Gradients to weight and bias where dz = push (e_y - p); the one to hidden was formed in the forward.
+
+    ``kept`` are masses, that is probabilities times the row's ``totals``.
+    """
     pushed = hidden * push[:, None]
     grad_weight = torch.zeros_like(weight) if needs[1] else None
     grad_bias = torch.zeros_like(bias) if bias is not None and needs[2] else None
@@ -223,11 +236,12 @@ def _linear_gradients(
     for tile in [slice(0, len(kept)), *rest] if any(needs[1:]) else []:
         stored = tile.stop <= len(kept)
         wide = kept if stored else job.log_softmax(hidden[tile], weight, bias)[0].exp_()
-        probabilities = wide.to(weight.dtype)
+        masses = wide.to(weight.dtype)
+        factor = push[tile] / totals[tile].to(push.dtype) if stored else push[tile]
         if grad_weight is not None:
-            grad_weight.addmm_(probabilities.T, pushed[tile], alpha=-1)
+            grad_weight.addmm_(masses.T, hidden[tile] * factor[:, None], alpha=-1)
         if grad_bias is not None:
-            grad_bias.addmv_(probabilities.T, push[tile], alpha=-1)
+            grad_bias.addmv_(masses.T, factor, alpha=-1)
     if grad_weight is not None:
         grad_weight.index_add_(0, targets, pushed)
     if grad_bias is not None:

@@ -1,6 +1,7 @@
 """One forward pass: rows in, log-probability and entropy of the trained tokens out.
 
-The body runs without a cache; the head reads only the hidden states that predict a trained token.
+The body runs without a cache; the head, and the last layer behind its attention, compute only the hidden states that
+predict a trained token.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from posttrain.models.attention import AttentionPlan, use
 from posttrain.models.heads import KEEP_BYTES, TILE_BYTES, Head, token_logprobs
+from posttrain.models.last_layer import last_layer, reading
 from posttrain.models.rows import RowTensors
 
 
@@ -83,6 +85,12 @@ class Scorer:
         extra = {} if plan is None else {"attention_plan": plan}
         # A model that sees gives image tokens positions of its own; on padded rows the usual ones are its default.
         where: dict[str, Any] = dict(rows.images) or {"position_ids": rows.positions}
-        out = body(self.model)(input_ids=rows.ids, use_cache=False, **where, **extra)
-        hidden: torch.Tensor = out.last_hidden_state
-        return hidden.flatten(0, 1).index_select(0, rows.sources)
+        trunk = body(self.model)
+        last = None if rows.images else last_layer(trunk)
+        if last is None:
+            out = trunk(input_ids=rows.ids, use_cache=False, **where, **extra)
+            hidden: torch.Tensor = out.last_hidden_state.flatten(0, 1).index_select(0, rows.sources)
+            return hidden
+        with reading(last, rows.sources):
+            hidden = trunk(input_ids=rows.ids, use_cache=False, **where, **extra).last_hidden_state[0]
+        return hidden
