@@ -182,7 +182,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if unit is not None:
                 mean = (masses.to(weight.dtype) @ weight).div_(total.to(weight.dtype)[:, None])
                 torch.sub(weight[targets[tile]], mean, out=unit[tile])
-        ctx.save_for_backward(hidden, weight, bias, targets, unit, kept, totals)
+        ctx.save_for_backward(hidden, weight, bias, targets, unit, kept, totals[: len(kept)])
         ctx.job = job
         if not job.entropy_gradient:
             ctx.mark_non_differentiable(entropy)

@@ -6,6 +6,7 @@ predict a trained token.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,10 +88,7 @@ class Scorer:
         where: dict[str, Any] = dict(rows.images) or {"position_ids": rows.positions}
         trunk = body(self.model)
         last = None if rows.images else last_layer(trunk)
-        if last is None:
+        with nullcontext() if last is None else reading(last, rows.sources):
             out = trunk(input_ids=rows.ids, use_cache=False, **where, **extra)
-            hidden: torch.Tensor = out.last_hidden_state.flatten(0, 1).index_select(0, rows.sources)
-            return hidden
-        with reading(last, rows.sources):
-            hidden = trunk(input_ids=rows.ids, use_cache=False, **where, **extra).last_hidden_state[0]
-        return hidden
+        hidden: torch.Tensor = out.last_hidden_state.flatten(0, 1)
+        return hidden.index_select(0, rows.sources) if last is None else hidden
