@@ -1,5 +1,6 @@
 """Recipe to objects: plugs, contradictions, departures, leaks, and layouts, before and after a model is loaded."""
 
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -267,7 +268,8 @@ def test_without_an_evaluation_nothing_leaks():
 def test_shipped_recipes_can_be_prepared_without_a_model(path, tmp_path):
     overrides = []
     if "gsm8k" in path.stem:
-        (tmp_path / "train.jsonl").write_text(GSM8K, encoding="utf-8")
+        pair = {"chosen": "Add them. #### 2", "rejected": "Add them. #### 3"}
+        (tmp_path / "train.jsonl").write_text(json.dumps(json.loads(GSM8K) | pair), encoding="utf-8")
         overrides = [f"tasks.path={tmp_path / 'train.jsonl'}"]
     if "reasoning_gym" in path.stem:
         pytest.importorskip("reasoning_gym")
