@@ -269,7 +269,8 @@ def test_shipped_recipes_can_be_prepared_without_a_model(path, tmp_path):
     overrides = []
     if "gsm8k" in path.stem:
         pair = {"chosen": "Add them. #### 2", "rejected": "Add them. #### 3"}
-        (tmp_path / "train.jsonl").write_text(json.dumps(json.loads(GSM8K) | pair), encoding="utf-8")
+        rows = [json.dumps(json.loads(line) | pair) for line in GSM8K.splitlines()]
+        (tmp_path / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
         overrides = [f"tasks.path={tmp_path / 'train.jsonl'}"]
     if "reasoning_gym" in path.stem:
         pytest.importorskip("reasoning_gym")
