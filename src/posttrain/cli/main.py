@@ -18,7 +18,7 @@ from posttrain.models.threads import prepare_environment
 
 VERBS = {
     "demo": "Warm start by SFT, then GRPO, then evaluation: the main job, in minutes on a laptop.",
-    "train": "Train what a recipe says: SFT or online RL; --dry-run prints the plan, --resume continues.",
+    "train": "Train what a recipe says, any algorithm; --dry-run prints the plan, --resume continues.",
     "check": "Prove the invariants on your model, tokenizer, template and recipe.",
     "diff": "Compare two algorithms, library presets, recipes or runs, term by term and token by token.",
     "explain": "Print an algorithm's page: formula, defaults, cost, when to use it, how it fails.",
