@@ -3,6 +3,8 @@
 #   make test    set up .venv, then the fast tests         make test-all  the slow ones too
 #   make docs    write docs/algorithms from docstrings, options, notes and measured curves
 #   make lint    ruff, mypy and the import contracts       make clean     remove .venv and what tools left behind
+#   make bench TRL_PYTHON=...        measure beside TRL and write bench/RESULTS.md (about half an hour, 1 thread)
+#   make bench-smoke TRL_PYTHON=...  fail if a ratio has fallen; TRL_PYTHON is a Python that has trl (docs/performance.md)
 # Choose the interpreter with PYTHON=..., pass options to pytest with PYTEST_ARGS="...".
 
 VENV := .venv
@@ -11,6 +13,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 TORCH := $(shell grep '^torch==' requirements.lock)
+ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1
+TRL_PYTHON := python-with-trl
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .PHONY: demo test test-all docs lint setup clean
@@ -34,6 +38,13 @@ lint: $(READY_DEV)
 	$(BIN)/lint-imports --no-logo
 
 setup: $(READY_DEV)
+
+bench: $(READY_DEV)
+	$(ONE_THREAD) $(BIN)/python -m bench.vs_trl --trl-python "$(TRL_PYTHON)" --defaults grpo-1m-32-64 --write
+	$(ONE_THREAD) $(BIN)/python -m bench.growth --write
+
+bench-smoke: $(READY_DEV)
+	$(ONE_THREAD) $(BIN)/python -m bench.smoke --trl-python "$(TRL_PYTHON)"
 
 $(READY): requirements.lock pyproject.toml
 	@python=""; \

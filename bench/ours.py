@@ -6,10 +6,11 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import posttrain
@@ -136,7 +137,7 @@ class Ours:
 
     def gradient(self, path: str) -> dict[str, Any]:
         """Write the gradient of one batch, and what the peer needs to compute it too; change no weight."""
-        groups, samples = self._batch(self.session)
+        _, samples = self._batch(self.session)
         learner: Any = self.assembly.learner
         for microbatch in self.session.pack(moving(samples)):
             learner.forward_backward(microbatch, self.session.algorithm.loss)
@@ -153,6 +154,25 @@ class Ours:
         ]
         Path(path).with_suffix(".json").write_text(json.dumps(rows))
         return {"norm": sum(float(g.double().pow(2).sum()) for g in grads.values()) ** 0.5, "rows": len(rows)}
+
+    def given(self, lengths: Sequence[int]) -> list[Sample]:
+        """Samples of these lengths with random ids, a prompt of 8 tokens and an advantage of one."""
+        draw = np.random.default_rng(0)
+        found = [
+            Sample(
+                ids=draw.integers(3, 100, length),
+                loss_mask=np.arange(length) >= 8,
+                prompt_length=8,
+                group=group,
+                rollout=0,
+                advantages=np.ones(length),
+                rollout_logprobs=np.full(length, np.nan),
+                versions=np.full(length, -1),
+                turns=np.full(length, -1),
+            )
+            for group, length in enumerate(lengths)
+        ]
+        return weigh(found, self.session.algorithm.needs.streams, constant=1.0)
 
     def _batch(self, session: Session) -> tuple[list[Group], list[Sample]]:
         """The first batch, weighed."""

@@ -142,8 +142,9 @@ def stations_table(measured: list[tuple[Row, Mapping[str, Any]]]) -> str:
     lines = [
         "## Share of the needed work",
         "",
-        "Needed: the FLOPs that cannot be spared (`bench/needed.py`) at the rate of matrix products measured in the same "
-        "run. Share: needed over spent, in CPU seconds of our cheapest step; a station without needed FLOPs has none.",
+        "Needed: the FLOPs that cannot be spared (`bench/needed.py`) at the rate of matrix products measured in the "
+        "same run. Share: needed over spent, in CPU seconds of our cheapest step; a station without needed FLOPs has "
+        "none.",
         "",
         "| row | station | spent | needed | share |",
         "|---|---|---|---|---|",
