@@ -22,6 +22,8 @@ class Needs:
     """Log-probabilities of a frozen reference."""
     teacher_logprobs: bool = False
     """Log-probabilities of a teacher."""
+    aligned_teacher: bool = False
+    """That teacher may have another tokenizer: it scores spans of text, and tokens in none of them are NaN."""
     divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """Student's and teacher's tempered logits [n, V] to a divergence per token, [n]; None asks for none."""
     on_policy: float = 1.0

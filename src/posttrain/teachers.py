@@ -1,7 +1,8 @@
 """The teachers of a recipe: refused before a model is loaded, then loaded and proved to read the student's tokens.
 
 A teacher scores the student's own token ids, so its numbers mean something only if both tokenizers and chat templates
-are the same. That is compared by hash and by witness: the ids of probe strings and conversations.
+are the same. That is compared by hash and by witness: the ids of probe strings and conversations. Where an algorithm
+allows it (opd's cross_tokenizer), another teacher is asked about the same text in its own tokens (`batches.alignment`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from posttrain.batches.alignment import Alignment
 from posttrain.config import Recipe, Teacher
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.heads import TILE_BYTES
@@ -22,6 +24,7 @@ from posttrain.models.teacher import Teachers, responsible
 from posttrain.plugs import validated
 from posttrain.protocols import Packer
 from posttrain.tasks.chat import Chat
+from posttrain.tasks.preferences import IMAGES
 from posttrain.types import Message, Microbatch, Needs, Sample, Task
 
 STRINGS = ("47+85=", "  two  blanks\n\n\tand a tab", "don't, naïve café", "数学 и 𝛑", "<think>x</think>", "x" * 40)
@@ -77,6 +80,41 @@ def refuse_wrong_teachers(recipe: Recipe, needs: Needs, tasks: Sequence[Task]) -
     if found:
         for task in tasks:
             responsible(found, task)
+    if needs.aligned_teacher:
+        refuse_unalignable(recipe, needs, found, tasks)
+
+
+def refuse_unalignable(recipe: Recipe, needs: Needs, found: Sequence[Teacher], tasks: Sequence[Task]) -> None:
+    """Raise ConfigError for what a teacher of other tokens cannot score: anything but one text answer to a prompt."""
+    if needs.divergence is not None:
+        raise ConfigError(
+            "algorithm.cross_tokenizer = true knows the teacher only by spans of text; forms full and top_k, and "
+            "baseline, compare distributions over one vocabulary. Set form = 'sampled' and baseline = false, or take a "
+            "teacher with the student's tokenizer"
+        )
+    rollouts, lead = recipe.rollouts, "algorithm.cross_tokenizer = true compares spans of one text answer, and"
+    if rollouts.max_turns > 1 or rollouts.env.type != "single_turn":
+        raise ConfigError(
+            f"{lead} this recipe has rollouts.env '{rollouts.env.type}' with max_turns = {rollouts.max_turns}: later "
+            "turns stand on a scaffold that both templates write differently. Set rollouts.env.type = 'single_turn' "
+            "and max_turns = 1, or take a teacher with the student's tokenizer"
+        )
+    mixed = [section.name for section in found if section.mix]
+    if mixed:
+        raise ConfigError(
+            f"{lead} teachers {mixed} are mixed: spans of different tokenizers end at different characters, so "
+            "there is no sum per token. Route each task to one teacher with values"
+        )
+    pictured = next((task.id for task in tasks if not _plain(task)), None)
+    if pictured is not None:
+        raise ConfigError(
+            f"{lead} task '{pictured}' has images or other parts that are no text. Leave such tasks out, or take a "
+            "teacher with the student's tokenizer"
+        )
+
+
+def _plain(task: Task) -> bool:
+    return IMAGES not in task.columns and all(isinstance(message.get("content"), str) for message in task.messages)
 
 
 def load_teachers(recipe: Recipe, needs: Needs, student: Loaded, chat: Chat, *, temperature: float) -> Taught | None:
@@ -85,16 +123,25 @@ def load_teachers(recipe: Recipe, needs: Needs, student: Loaded, chat: Chat, *, 
     if not (needs.teacher_logprobs or needs.divergence is not None):
         return None
     loaded = [load_model(section, seed=recipe.run.seed) for section in found]
-    notes = []
-    for section, teacher in zip(found, loaded, strict=True):
-        refuse_other_tokens(section, chat, Chat(teacher.tokenizer, eos_ids=teacher.generation_eos_ids))
+    notes, alignments, windows = [], {}, [student.window]
+    for index, (section, teacher) in enumerate(zip(found, loaded, strict=True)):
+        theirs = Chat(teacher.tokenizer, eos_ids=teacher.generation_eos_ids)
+        if needs.aligned_teacher and (apart := differences(chat, theirs)):
+            alignments[index] = Alignment(student=chat, teacher=theirs, window=teacher.window)
+            notes.append(
+                f"teacher '{section.name}' reads other tokens ({'; '.join(apart)}) and scores spans of text; "
+                "teacher/unaligned is the share of tokens that it has no word on"
+            )
+            continue
+        refuse_other_tokens(section, chat, theirs)
+        windows.append(teacher.window)
         sizes = [_vocabulary(one) for one in (student, teacher)]
         if sizes[0] != sizes[1]:
             notes.append(
                 f"teacher '{section.name}' has {sizes[1]} output rows, the student {sizes[0]}: rows beyond the smaller "
                 "one, which no token uses, are left out of both distributions"
             )
-    window = min([student.window, *(teacher.window for teacher in loaded)])
+    window = min(windows)
     if window < student.window:
         notes.append(f"window: {window} tokens, a teacher's, instead of the student's {student.window}")
     tile_bytes = getattr(validated("learners", recipe.learner), "tile_bytes", TILE_BYTES)
@@ -104,6 +151,7 @@ def load_teachers(recipe: Recipe, needs: Needs, student: Loaded, chat: Chat, *, 
         temperature=temperature,
         tile_bytes=tile_bytes,
         digests=[one.revision_digest for one in loaded],
+        alignments=alignments,
     )
     return Taught(teachers=teachers, window=window, notes=tuple(notes))
 
@@ -131,7 +179,8 @@ def refuse_other_tokens(section: Teacher, student: Chat, teacher: Chat) -> None:
         raise ModelError(
             f"teacher '{section.name}' ({section.path}) does not read the student's tokens: {'; '.join(apart)}. "
             "Choose a teacher of the student's family; if only the template differs, give the student's to the teacher "
-            "with chat_template = FILE"
+            "with chat_template = FILE. On single text answers algorithm 'opd' in its sampled form can compare spans "
+            "of text instead: cross_tokenizer = true"
         )
 
 

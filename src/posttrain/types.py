@@ -242,7 +242,7 @@ class Sample:
     ref_logprobs: np.ndarray | None = None
     """float64 [L]: the reference's."""
     teacher_logprobs: np.ndarray | None = None
-    """float64 [L]: the teacher's."""
+    """float64 [L]: the teacher's; NaN where one with another tokenizer has no word on a token."""
     values: np.ndarray | None = None
     """float64 [L]: the critic's values when the update started, read only where ``loss_mask``."""
     returns: np.ndarray | None = None
@@ -327,7 +327,7 @@ class TokenBatch:
     ref_logprobs: torch.Tensor | None = None
     """[N], detached."""
     teacher_logprobs: torch.Tensor | None = None
-    """[N], detached."""
+    """[N], detached; NaN where a teacher with another tokenizer has no word."""
     divergence: torch.Tensor | None = None
     """[N], with gradient: what ``Needs.divergence`` gives between student and teacher at each token."""
     turns: torch.Tensor | None = None

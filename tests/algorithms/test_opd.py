@@ -1,5 +1,7 @@
 """OPD: golden advantages and divergences, its identity by enumeration, and the mix with a reward."""
 
+import math
+
 import pytest
 import torch
 
@@ -19,6 +21,19 @@ def advantages(**options) -> list[float]:
     """What each token's log-probability is pushed by: minus the gradient, times the number of tokens."""
     loss, _, logprobs = distilled(build(**options))
     return (-5 * slope(loss, logprobs)).tolist()
+
+
+def silenced(opd, known):
+    """(loss, log-probabilities) where the teacher has a word on the known tokens only."""
+    logprobs = facts("opd.logp_student").clone().requires_grad_()
+    batch = TokenBatch(
+        samples=ROWS,
+        sample_count=2,
+        advantages=torch.zeros(5, dtype=torch.float64),
+        token_weight={"distillation": torch.full((5,), 0.2, dtype=torch.float64)},
+        teacher_logprobs=torch.where(known, facts("opd.logp_teacher"), torch.nan),
+    )
+    return opd.loss(batch, logprobs, None, None), logprobs
 
 
 class TestSampled:
@@ -64,6 +79,18 @@ class TestSampled:
     def test_the_estimated_kl_is_reported(self):
         stat = distilled(build())[0].stats["kl_teacher"]
         assert -float(facts("opd.adv=logT-logS").mean()) == pytest.approx(stat.result, abs=1e-9)
+
+    def test_a_token_without_the_teachers_word_neither_moves_nor_counts(self):
+        opd, known = build(cross_tokenizer=True), torch.tensor([True, False, True, True, False])
+        loss, logprobs = silenced(opd, known)
+        taught = facts("opd.adv=logT-logS")
+        assert torch.where(known, -taught / 5, 0.0).tolist() == pytest.approx(slope(loss, logprobs).tolist(), abs=1e-9)
+        assert -float(taught[known].mean()) == pytest.approx(loss.stats["kl_teacher"].result, abs=1e-9)
+        assert 0.4 == loss.stats["teacher/unaligned"].result
+
+    def test_a_missing_number_of_an_ordinary_teacher_is_not_hidden(self):
+        loss, _ = silenced(build(), torch.tensor([True, True, True, True, False]))
+        assert math.isnan(value(loss))
 
     @pytest.mark.parametrize("baseline", [False, True])
     def test_its_expected_gradient_is_the_full_forms(self, baseline):

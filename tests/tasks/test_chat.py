@@ -48,6 +48,12 @@ class TestPrompt:
         text = rendered(tokenizer, [QUESTION], prompt=True)
         assert tuple(tokenizer.encode(text, add_special_tokens=False)) == Chat(tokenizer).prompt_ids([QUESTION])
 
+    def test_an_answers_text_stands_behind_the_prompt_as_it_is(self):
+        chat = Chat(build_style("chatml"))
+        prompt, answer = chat.answer_ids([QUESTION], "it is 42")
+        assert chat.prompt_ids([QUESTION]) == prompt
+        assert "it is 42" == chat.decode(answer, skip_special=False)
+
     def test_decodes_to_the_text(self, style):
         tokenizer = build_style(style)
         chat = Chat(tokenizer)

@@ -1,8 +1,8 @@
 """OPD, on-policy distillation: the student samples, the teacher scores the student's own prefixes, token by token.
 
 Sources: https://thinkingmachines.ai/blog/on-policy-distillation (sampled), MiMo-V2-Flash's report, eq. 7 to 9 (sampled,
-with a reward), DeepSeek-V4, arXiv 2606.19348, eq. 29 (full). Assumes a teacher near enough (the check before
-the first step says how near) with the student's tokenizer and template. With p the student, q the teacher:
+with a reward), DeepSeek-V4, arXiv 2606.19348, eq. 29 (full). Assumes a teacher near enough (the check before the first
+step says how near) with the student's tokenizer and template. With p the student, q the teacher:
 
     sampled   A_t = clip(log q(y_t) - log p_old(y_t) [+ KL_t], +-limit),  L = c sum_t w_t [-min(r A, clip(r) A)_t]
     full      L = c sum_t w_t KL(p || q)_t over the whole vocabulary
@@ -12,6 +12,9 @@ the first step says how near) with the student's tokenizer and template. With p 
 The discount is 0: each token answers for itself at the prefix that was visited; sampled is full in expectation, and
 KL_t (``baseline``, vOPD, arXiv 2605.07865) takes variance away at full's price. A = 0 means agreement, so A is never
 whitened. Defaults: MiMo's 1 / |y| per answer, no limit (Ma et al. use 5), PPO's clip.
+
+``cross_tokenizer`` (sampled only): A_t = log q(s) - log p_old(s) of the shared span s of text that holds y_t, else 0.
+kl_teacher then counts a span once per token; `batches.alignment` states the limits.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, where
 
 from posttrain.functional.distill import log_softmax
 from posttrain.functional.distill_sampled import sampled_advantage
@@ -61,6 +64,8 @@ class Config(GroupScale):
     """How far below 1 the ratio may push; with one step per batch it is 1."""
     clip_high: float = Field(0.2, gt=0)
     """How far above 1 the ratio may push."""
+    cross_tokenizer: bool = False
+    """Let teachers of other tokenizers score spans of text: form sampled, single-turn text answers only."""
 
 
 class OPD:
@@ -73,6 +78,7 @@ class OPD:
         self.needs = Needs(
             group_size=2 if rewarded else 1,
             teacher_logprobs=sampled,
+            aligned_teacher=config.cross_tokenizer,
             divergence=self._divergence if config.baseline or not sampled else None,
             streams=streams,
         )
@@ -102,13 +108,17 @@ class OPD:
         ratio, bounds = token_ratio(logprobs, old), {"clip_low": config.clip_low, "clip_high": config.clip_high}
         if config.form == "sampled":
             assert batch.teacher_logprobs is not None
-            taught = sampled_advantage(batch.teacher_logprobs, old, limit=config.limit, baseline=found)
-            per_token, gap = clipped(ratio, taught, **bounds), old - batch.teacher_logprobs
+            silent = batch.teacher_logprobs.isnan() & config.cross_tokenizer
+            said = where(silent, old, batch.teacher_logprobs)  # no word on a token: as if both agreed
+            taught = sampled_advantage(said, old, limit=config.limit, baseline=found)
+            per_token, gap = clipped(ratio, taught, **bounds), (old - said)[~silent]
         else:
             assert found is not None
             per_token, gap = found, found.detach()
         parts = {"distillation": config.coefficient * per_token}
         if config.reward_coefficient:
             parts["policy"] = config.reward_coefficient * clipped(ratio, batch.advantages, **bounds)
-        far = Stat(kind="mean", value=float(gap.double().sum()), count=len(gap))
-        return weighted(batch, parts, {"kl_teacher": far})
+        stats = {"kl_teacher": Stat(kind="mean", value=float(gap.double().sum()), count=len(gap))}
+        if config.cross_tokenizer:
+            stats["teacher/unaligned"] = Stat(kind="mean", value=float(len(old) - len(gap)), count=len(old))
+        return weighted(batch, parts, stats)

@@ -28,12 +28,22 @@ def disagreeing(samples: Sequence[Sample], learner: Learner, packer: Packer) -> 
 
 
 def check_teacher(samples: Sequence[Sample], learner: Learner, packer: Packer) -> CheckResult:
-    """Estimate KL(student || teacher) per token on the student's own rollouts; a far teacher is a warning."""
-    rows = own_logprobs(samples, learner, packer), teacher_logprobs(samples, learner, packer)
+    """Estimate KL(student || teacher) per token on the student's own rollouts; a far teacher is a warning.
+
+    One with another tokenizer counts where its text meets the student's; if it does nowhere, the check fails.
+    """
+    mine = own_logprobs(samples, learner, packer)
+    anchored = [replace(sample, old_logprobs=row) for sample, row in zip(samples, mine, strict=True)]
+    rows = mine, teacher_logprobs(anchored, learner, packer, spread="divide")
     own, taught = (
         torch.from_numpy(np.concatenate([row[s.loss_mask] for s, row in zip(samples, part, strict=True)]))
         for part in rows
     )
+    known = ~taught.isnan()
+    own, taught = own[known], taught[known]
+    if not len(own):
+        found = f"0 of {len(known)} sampled tokens in a span of text that the teacher's tokens give back"
+        return stated("the teacher is near the student", False, found, "some", otherwise="fail")
     gap = start_gap(taught, own, limit=LIMIT)
     measured = f"{gap.reverse_kl:.3f} nats per token over {gap.tokens} tokens"
     expected = f"at most {LIMIT}: from farther, imitation tends to collapse entropy before it teaches; warm start first"

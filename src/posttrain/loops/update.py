@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -173,9 +174,35 @@ def with_teacher(samples: Sequence[Sample], learner: Learner, pack: Packer) -> l
     return [replace(sample, teacher_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
 
 
-def teacher_logprobs(samples: Sequence[Sample], learner: Learner, pack: Packer) -> list[np.ndarray]:
-    """Log-probabilities of the trained tokens under the learner's teachers, one array per sample."""
-    return scored(samples, learner.teachers.logprobs, pack)  # type: ignore[attr-defined]
+def teacher_logprobs(
+    samples: Sequence[Sample],
+    learner: Learner,
+    pack: Packer,
+    *,
+    spread: Literal["divide", "broadcast"] = "broadcast",
+) -> list[np.ndarray]:
+    """Log-probabilities of the trained tokens under the learner's teachers, one array per sample.
+
+    A teacher of other tokens is asked its own row, and its word given to the student's tokens by ``spread``, relative
+    to the old log-probabilities (the learner's own where there are none yet); NaN where it has none.
+    """
+    teachers = learner.teachers  # type: ignore[attr-defined]
+    foreign = {id(s): found for s in samples if (found := teachers.alignment(s.task)) is not None}
+    asked = {id(s): foreign[id(s)].ask(s) for s in samples if id(s) in foreign}
+    met = [sample for sample in samples if asked.get(id(sample)) is not None]
+    plain = [sample for sample in samples if id(sample) not in foreign]
+    values = scored([*plain, *(asked[id(sample)].row for sample in met)], teachers.logprobs, pack)
+    rows = {id(sample): row for sample, row in zip(plain, values, strict=False)}
+    for sample, own, theirs in zip(met, anchors(met, learner, pack), values[len(plain) :], strict=True):
+        rows[id(sample)] = asked[id(sample)].taught(own, theirs, spread=spread)
+    return [rows.get(id(sample), np.full(len(sample), np.nan)) for sample in samples]
+
+
+def anchors(samples: Sequence[Sample], learner: Learner, pack: Packer) -> list[np.ndarray]:
+    """Old log-probabilities, computed where they are not there yet."""
+    bare = [sample for sample in samples if sample.old_logprobs is None]
+    found = {id(sample): row for sample, row in zip(bare, own_logprobs(bare, learner, pack), strict=True)}
+    return [found[id(s)] if s.old_logprobs is None else s.old_logprobs for s in samples]
 
 
 def bootstrapped(sample: Sample) -> Sample:

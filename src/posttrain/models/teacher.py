@@ -7,7 +7,7 @@ memory is bounded by one tile of logits, forward and backward, and neither [N, v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,16 +77,19 @@ class Teachers:
         temperature: float = 1.0,
         tile_bytes: int = TILE_BYTES,
         digests: Sequence[str] = (),
+        alignments: Mapping[int, Any] | None = None,
     ) -> None:
         """Freeze the models and test their layouts.
 
-        ``temperature`` divides their logits as it does the student's; ``digests`` tell their weights apart.
+        ``temperature`` divides their logits as it does the student's; ``digests`` tell their weights apart;
+        ``alignments`` are those `batches.alignment.Alignment` of teachers, by index, that read other tokens.
         """
         self.sections = tuple(sections)
         self.temperature = temperature or 1.0
         self.tile_bytes = tile_bytes
         self.digest = " ".join(digests)
         """Changes when a teacher does."""
+        self.alignments = dict(alignments or {})
         self.layouts: frozenset[Layout] = frozenset({"padded", "packed", "shared"})
         """Layouts that give every teacher's own numbers."""
         self.layout_reason = ""
@@ -107,6 +110,10 @@ class Teachers:
             tile_bytes=self.tile_bytes,
         )
         return Teacher(section=section, scorer=scorer)
+
+    def alignment(self, task: Task | None) -> Any | None:
+        """Return how a task's teacher meets the student's text; None if it reads the student's tokens themselves."""
+        return self.alignments.get(responsible(self.sections, task)[0][0]) if self.alignments else None
 
     def by_teacher(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Sort samples by who teaches them, so that a microbatch passes through one teacher only."""

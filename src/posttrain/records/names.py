@@ -108,6 +108,7 @@ _TOKEN = _table(
         ("kl_old/k1", "nats", "KL from the start of the update to now, estimator k1."),
         ("kl_old/k3", "nats", "KL from the start of the update to now, estimator k3."),
         ("kl_teacher", "nats", "Divergence from the teacher that distillation lowers."),
+        ("teacher/unaligned", "share", "Trained tokens in no span shared with a teacher of another tokenizer."),
         ("ratio/mean", "ratio", "Mean of exp(logprobs - old_logprobs); 1 at the first step of an update."),
         ("ratio/max", "ratio", "Largest of these ratios."),
         ("ratio/min", "ratio", "Smallest of these ratios."),

@@ -60,6 +60,15 @@ class Chat:
         """Return the ids after which the assistant writes; ModelError if the template refuses the messages."""
         return self._encode(self._template.render(messages, tools, prompt=True))
 
+    def answer_ids(self, messages: Sequence[Message], text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the prompt's ids and those of ``text``, as it stands, behind them; the turn is left open.
+
+        Raises ModelError if the template refuses the messages.
+        """
+        prompt = self._template.render(messages, prompt=True)
+        ids = self._encode(prompt)
+        return ids, self._continue(prompt, ids, text)
+
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Return the text of ids, by default without special tokens."""
         return str(
