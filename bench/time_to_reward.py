@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from bench.models import build
+from bench.reward_table import GOALS, reached
 from posttrain.assemble import Assembly, assemble, prepare
 from posttrain.config import Recipe, validate
 from posttrain.launch import environment, make_session
@@ -143,15 +144,6 @@ def curve(model: str, seed: int, budget: float) -> Iterator[dict[str, Any]]:
             yield line | {"reward": record["reward/mean"], "entropy": record["entropy"]}
 
 
-def reached(lines: list[dict[str, Any]], goal: float, width: int = 10) -> dict[str, Any] | None:
-    """The first line at which the mean reward of the last ``width`` steps reaches the goal."""
-    scored = [line for line in lines if line.get("reward") is not None]
-    for end in range(width, len(scored) + 1):
-        if sum(line["reward"] for line in scored[end - width : end]) / width >= goal:
-            return scored[end - 1]
-    return None
-
-
 def main() -> None:
     """Warm start if there is none, then the curve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -170,8 +162,8 @@ def main() -> None:
         for line in curve(str(warm.resolve()), options.seed, options.budget):
             lines.append(line)
             file.write(json.dumps(line) + "\n")
-    for goal in (0.4, 0.5, 0.6):
-        print(goal, reached(lines, goal))
+    for goal in GOALS:
+        print(goal, reached(lines[1:], goal))
 
 
 if __name__ == "__main__":
