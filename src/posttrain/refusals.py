@@ -39,8 +39,8 @@ def refuse_unfit_critic(recipe: Recipe, algorithm: Algorithm) -> None:
         raise ConfigError(f"algorithm '{name}' needs no values, so the [critic] section would train nothing: remove it")
     if algorithm.needs.scores and not critic.shared:
         raise ConfigError(
-            f"algorithm '{name}' trains a score head on the model itself: write shared = true in [critic], or leave the "
-            "section out"
+            f"algorithm '{name}' trains a score head on the model itself: write shared = true in [critic], "
+            "or leave the section out"
         )
 
 

@@ -2,19 +2,17 @@
 
 Sources: https://thinkingmachines.ai/blog/on-policy-distillation (sampled), MiMo-V2-Flash's report, eq. 7 to 9 (sampled,
 with a reward), DeepSeek-V4, arXiv 2606.19348, eq. 29 (full). Assumes a teacher near enough (the check before the first
-step says how near) with the student's tokenizer and template. With p the student, q the teacher:
+step says how near) with the student's tokenizer and template. p is the student, q the teacher:
 
     sampled   A_t = clip(log q(y_t) - log p_old(y_t) [+ KL_t], +-limit),  L = c sum_t w_t [-min(r A, clip(r) A)_t]
     full      L = c sum_t w_t KL(p || q)_t over the whole vocabulary
     top_k     the same over k tokens and what becomes of the rest (a tail bucket: never negative, never above full)
     reward    + a sum_t v_t [-min(r A, clip(r) A)_t] with A the reward centred in its group, in a stream of its own
 
-The discount is 0: each token answers for itself at the prefix that was visited; sampled is full in expectation, and
-KL_t (``baseline``, vOPD, arXiv 2605.07865) takes variance away at full's price. A = 0 means agreement, so A is never
-whitened. Defaults: MiMo's 1 / |y| per answer, no limit (Ma et al. use 5), PPO's clip.
-
-``cross_tokenizer`` (sampled only): A_t = log q(s) - log p_old(s) of the shared span s of text that holds y_t, else 0.
-kl_teacher then counts a span once per token; `batches.alignment` states the limits.
+The discount is 0: each token answers for itself at the prefix that was visited; KL_t (``baseline``, vOPD, arXiv
+2605.07865) takes variance away at full's price. A = 0 is agreement, so A is never whitened. Defaults: MiMo's 1 / |y|.
+``cross_tokenizer`` (sampled only): A_t = log q(s) - log p_old(s) of the shared span s of text that holds y_t, else 0;
+kl_teacher counts a span once per token; `batches.alignment` states the limits.
 """
 
 from __future__ import annotations
@@ -88,9 +86,8 @@ class OPD:
         if self.config.form != "top_k" or self.config.top_k >= student.shape[-1]:
             return topk_divergence(student, teacher, direction="reverse", rest="generalised")
         ids = (student.detach() if self.config.support == "student" else teacher).topk(self.config.top_k).indices
-        return topk_divergence(
-            student.gather(-1, ids), teacher.gather(-1, ids), direction="reverse", rest=self.config.rest
-        )
+        student, teacher = student.gather(-1, ids), teacher.gather(-1, ids)
+        return topk_divergence(student, teacher, direction="reverse", rest=self.config.rest)
 
     def keep(self, group: Group) -> bool:
         """Every answer trains."""
@@ -112,8 +109,7 @@ class OPD:
             said = where(silent, old, batch.teacher_logprobs)  # no word on a token: as if both agreed
             taught = sampled_advantage(said, old, limit=config.limit, baseline=found)
             per_token, gap = clipped(ratio, taught, **bounds), (old - said)[~silent]
-        else:
-            assert found is not None
+        elif found is not None:
             per_token, gap = found, found.detach()
         parts = {"distillation": config.coefficient * per_token}
         if config.reward_coefficient:
