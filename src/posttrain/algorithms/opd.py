@@ -1,8 +1,8 @@
 """OPD, on-policy distillation: the student samples, the teacher scores the student's own prefixes, token by token.
 
 Sources: https://thinkingmachines.ai/blog/on-policy-distillation (sampled), MiMo-V2-Flash's report, eq. 7 to 9 (sampled,
-with a reward), DeepSeek-V4, arXiv 2606.19348, eq. 29 (full). Assumes a teacher near enough (the check before the first
-step says how near) with the student's tokenizer and template. p is the student, q the teacher:
+with a reward), DeepSeek-V4, arXiv 2606.19348, eq. 29 (full). Assumes a teacher near enough, with the student's
+tokenizer and template; p is the student, q the teacher:
 
     sampled   A_t = clip(log q(y_t) - log p_old(y_t) [+ KL_t], +-limit),  L = c sum_t w_t [-min(r A, clip(r) A)_t]
     full      L = c sum_t w_t KL(p || q)_t over the whole vocabulary
@@ -11,8 +11,7 @@ step says how near) with the student's tokenizer and template. p is the student,
 
 The discount is 0: each token answers for itself at the prefix that was visited; KL_t (``baseline``, vOPD, arXiv
 2605.07865) takes variance away at full's price. A = 0 is agreement, so A is never whitened. Defaults: MiMo's 1 / |y|.
-``cross_tokenizer`` (sampled only): A_t = log q(s) - log p_old(s) of the shared span s of text that holds y_t, else 0;
-kl_teacher counts a span once per token; `batches.alignment` states the limits.
+``cross_tokenizer`` (sampled): A_t is that of the shared span of text with y_t, else 0; limits: `batches.alignment`.
 """
 
 from __future__ import annotations
@@ -109,7 +108,8 @@ class OPD:
             said = where(silent, old, batch.teacher_logprobs)  # no word on a token: as if both agreed
             taught = sampled_advantage(said, old, limit=config.limit, baseline=found)
             per_token, gap = clipped(ratio, taught, **bounds), (old - said)[~silent]
-        elif found is not None:
+        else:
+            assert found is not None
             per_token, gap = found, found.detach()
         parts = {"distillation": config.coefficient * per_token}
         if config.reward_coefficient:
