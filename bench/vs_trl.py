@@ -29,6 +29,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("rows", nargs="*", help="rows to measure; all if none is given")
     parser.add_argument("--trl-python", required=True, help="interpreter of the environment that has trl")
     parser.add_argument("--defaults", nargs="*", default=[], help="rows to measure against TRL's defaults as well")
+    parser.add_argument("--only-defaults", action="store_true", help="measure nothing else")
     parser.add_argument("--steps", type=int, help="timed steps per side instead of the row's own number")
     parser.add_argument("--models", type=Path, default=Path("runs/bench-models"), help="where the two models are kept")
     parser.add_argument("--write", action="store_true", help="update bench/results.json and bench/RESULTS.md")
@@ -49,7 +50,7 @@ def main() -> None:
     results = read_results(RESULTS)
     now = rates()
     print({name: round(value, 1) for name, value in now.items()}, flush=True)
-    for row in find_rows(options.rows):
+    for row in [] if options.only_defaults else find_rows(options.rows):
         found = measure(row, options, {})
         needed = needed_seconds(row, now, found.ours.tokens if row.free else None)
         results = keep(results, row, asdict(found), needed, now)
