@@ -144,7 +144,8 @@ def stations_table(measured: list[tuple[Row, Mapping[str, Any]]]) -> str:
         "",
         "Needed: the FLOPs that cannot be spared (`bench/needed.py`) at the rate of matrix products measured in the "
         "same run. Share: needed over spent, in CPU seconds of our cheapest step; a station without needed FLOPs has "
-        "none.",
+        "none. The head's gradient to the hidden state is formed in the forward, so a backward may need less than is "
+        "counted for it (above 100%) and its forward more.",
         "",
         "| row | station | spent | needed | share |",
         "|---|---|---|---|---|",
@@ -162,7 +163,7 @@ def stations_table(measured: list[tuple[Row, Mapping[str, Any]]]) -> str:
 
 
 def defaults_table(rows: Mapping[str, Row], measured: Mapping[str, Any]) -> str:
-    """The same against TRL as it comes: emulated bfloat16 and gradient checkpointing."""
+    """The same against TRL as it comes: bfloat16 and gradient checkpointing."""
     lines = [
         "## Against TRL's defaults (bfloat16 and gradient checkpointing)",
         "",
