@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import Recipe, apply_override, validate
+from posttrain.functional.intervals import wilson
 from posttrain.launch import Result, launch
+from posttrain.models.judge import load_judge, require_judge
 from posttrain.records.json_lines import JsonLines
+from posttrain.tasks.chat import Chat
 from posttrain.tasks.solutions import held_out, solution_rankings, worked_solutions
 from posttrain.tasks.source import TaskSet, task_set
-from posttrain.tasks.steps import corrupt
+from posttrain.tasks.steps import corrupt, step_group
+from posttrain.types import Task
 
 SOLUTIONS, WORKED = "example_model_solutions.jsonl", "train.jsonl"
-LONGEST = {"pairs": 700, "steps": 260}
+LONGEST = {"pairs": 700, "steps": 300}
 """Characters of question and solution above which a row is left out."""
-WARM = 150
-"""Batches of imitation before steps are judged: a model that has learned to write `<<3*4=12>>12` notices a 13."""
 
 
 def read(name: str) -> list[dict[str, Any]]:
@@ -72,7 +74,7 @@ def size(question: str, *answers: str) -> int:
 def recipe(kind: str, directory: str, overrides: list[str]) -> Recipe:
     """What both trainings share."""
     table: dict[str, Any] = {
-        "run": {"name": f"gsm8k_{kind}", "directory": directory, "steps": 100, "checkpoint_every": 1000, "threads": 1},
+        "run": {"name": f"gsm8k_{kind}", "directory": directory, "steps": 200, "checkpoint_every": 1000, "threads": 1},
         "model": {"path": "toy"},
         "tasks": {"path": "<memory>"},
         "algorithm": {"type": "reward_model" if kind == "pairs" else "prm"},
@@ -88,18 +90,34 @@ def recipe(kind: str, directory: str, overrides: list[str]) -> Recipe:
 def train(kind: str, directory: str, overrides: list[str]) -> tuple[Result, Mapping[str, Any]]:
     """Train on one kind of labels; return the run and its last held-out numbers."""
     training, testing = pair_tasks() if kind == "pairs" else step_tasks()
-    if kind == "steps":
-        overrides = [f"model.path={warm_start(f'{directory}_sft')}", *overrides]
     result = launch(recipe(kind, directory, overrides), tasks=training, held_out=testing)
-    return result, JsonLines(result.directory / "scores.jsonl").read()[-1]
+    quality = dict(JsonLines(result.directory / "scores.jsonl").read()[-1])
+    return result, quality | (paired(result.directory, testing) if kind == "steps" else {})
 
 
-def warm_start(directory: str) -> Path:
-    """Imitate the training side's right solutions first; return the run."""
-    rows = [{"question": row["question"], "answer": row["solution"]} for row in held_out(worked(), every=6)[0]]
-    changes = ["algorithm.type=sft", f"run.steps={WARM}", "run.name=gsm8k_sft"]
-    settings = recipe("steps", directory, changes).model_copy(update={"evaluation": None})
-    return launch(settings, tasks=task_set(rows, name="gsm8k worked", for_imitation=True), check=False).directory
+def paired(directory: Path, tasks: TaskSet) -> dict[str, float]:
+    """How often a solution's steps score higher on average than those of the same solution with a mistake.
+
+    Chance is one half whatever the share of right steps is, and what both versions have in common cancels.
+    """
+    judge = load_judge(require_judge(str(directory)), "cpu", "float32")
+    chat = Chat(judge.tokenizer)
+    by_question: dict[str, list[float]] = {}
+    for task in tasks:
+        scores = judge.scores(prefixes(task, chat), token_budget=8192)
+        by_question.setdefault(str(task.messages[0]["content"]), []).append(sum(scores) / len(scores))
+    gaps = [found[0] - found[1] for found in by_question.values() if len(found) == 2]
+    share = sum((gap > 0) + 0.5 * (gap == 0) for gap in gaps) / len(gaps)
+    low, high = wilson(share, len(gaps))
+    return {"paired_accuracy": share, "paired_low": low, "paired_high": high, "paired_count": len(gaps)}
+
+
+def prefixes(task: Task, chat: Chat) -> list[tuple[int, ...]]:
+    """The row up to the last token of each step."""
+    segment = step_group(task, 0, chat).rollouts[0].segments[0]
+    following = (*segment.turns[1:], -1)
+    ends = [place for place, turn in enumerate(segment.turns) if turn >= 0 and following[place] != turn]
+    return [segment.ids[: end + 1] for end in ends]
 
 
 def main(target: Path, kind: str, overrides: list[str]) -> None:
@@ -116,6 +134,11 @@ def main(target: Path, kind: str, overrides: list[str]) -> None:
         f"{kind}: held-out accuracy {quality['accuracy']:.1%} ({quality['low']:.1%} to {quality['high']:.1%}) on "
         f"{quality['count']}, chance {quality['chance']:.1%}, calibration error {quality['calibration_error']:.3f}"
     )
+    if kind == "steps":
+        print(
+            f"a right solution above its corrupted copy: {quality['paired_accuracy']:.1%} "
+            f"({quality['paired_low']:.1%} to {quality['paired_high']:.1%}) of {quality['paired_count']}, chance 50 %"
+        )
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ def corrupt(rows: Iterable[Mapping[str, Any]], *, seed: int = 0, column: str = "
     """Yield every row twice: as it is with all labels 1, and with a mistake in one step and 0 from there on.
 
     ``column`` holds a right solution, one step per line. The result of the chosen step (its last number) is replaced
-    by a near one, and every later mention of that number follows it. A row without numbers comes only as it is.
+    by a near one, or by one with a digit too many, and every later mention of that number follows it. A row without
+    numbers comes only as it is.
     """
     for index, row in enumerate(rows):
         lines = str(row[column]).split("\n")
@@ -78,12 +79,17 @@ def corrupt(rows: Iterable[Mapping[str, Any]], *, seed: int = 0, column: str = "
 def mistaken(lines: list[str], place: int, random: np.random.Generator) -> tuple[list[str], list[float]]:
     """The lines with another result in line ``place``, carried on to the later ones, and the labels."""
     right = NUMBER.findall(lines[place])[-1]
-    change = int(random.integers(1, max(2, int(right) // 4 + 2)))
-    wrong = str(abs(int(right) + (change if random.random() < 0.5 or change > int(right) else -change)))
+    wrong = _near(int(right), random) if random.random() < 0.5 else right + str(random.integers(10))
     last = list(NUMBER.finditer(lines[place]))[-1]
     made = lines[place][: last.start()] + wrong + lines[place][last.end() :]
     carried = [NUMBER.sub(lambda found: wrong if found[0] == right else found[0], line) for line in lines[place + 1 :]]
     return [*lines[:place], made, *carried], [1.0] * place + [0.0] * (len(lines) - place)
+
+
+def _near(right: int, random: np.random.Generator) -> str:
+    """Another number at most about a quarter away."""
+    change = int(random.integers(1, max(2, right // 4 + 2)))
+    return str(right + change if random.random() < 0.5 or change > right else right - change)
 
 
 def _numbered(row: Segment, lines: list[str], chat: Chat) -> Segment:
